@@ -1,0 +1,2 @@
+"""sunfleck."""
+__version__ = "0.1.0"
