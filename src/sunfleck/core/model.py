@@ -30,7 +30,10 @@ class NodeSpec(Struct, frozen=True, kw_only=True):
 class Program(Struct, frozen=True, kw_only=True):
     """What a worker of a job runs. The controller never looks inside; executors do."""
 
-    script: str
+    script: str = ""
+    """Path of a Python file; empty when `module` is given."""
+    module: str = ""
+    """Name of a module to run as `python -m` would."""
     args: tuple[str, ...] = ()
     cwd: str = "."
     env: dict[str, str] = {}

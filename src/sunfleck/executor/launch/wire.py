@@ -1,8 +1,13 @@
 """PURE. Messages between controller, agents and workers, and their one codec (msgpack by msgspec).
 
 Three parties: the controller's `fabric` (one ROUTER socket, CURVE-authenticated), one `agent` per node (DEALER),
-and the workers on the node, each on its agent's Unix socket. A worker never talks to the controller: the agent wraps
-what it says in FromWorker and unwraps ToWorker, without looking inside.
+and the workers on the node, each on its agent's Unix socket (SOCK_SEQPACKET in a 0700 folder: one packet is one
+message; the first packet of a connection is the str of the worker's id). A worker never talks to the controller: the
+agent wraps what it says in FromWorker and unwraps ToWorker, without looking inside.
+
+A worker finds its place in its environment: SUNFLECK_WORKER (str of its id), SUNFLECK_JOB, SUNFLECK_NODE,
+SUNFLECK_JOB_DIR (checkpoints; reachable from all nodes), SUNFLECK_NODE_CPUS, and SUNFLECK_AGENT_SOCKET (added by
+the agent). Without SUNFLECK_AGENT_SOCKET a training script runs alone, as one ordinary process.
 
 A worker is named by (job, node, restart): `WorkerId`. Messages on one connection arrive in the order they were sent.
 """
@@ -45,18 +50,10 @@ class Hello(Message):
     node: NodeSpec
     agent_pid: int
     workers: tuple[WorkerId, ...] = ()
-    store_port: int | None = None
-    """TCP port of the node's key-value store for process-group rendezvous, once it is up."""
 
 
 class Heartbeat(Message):
     """Agent is alive. Sent every `heartbeat_s`; several missed ones mean that the node is lost."""
-
-
-class StoreReady(Message):
-    """The node's rendezvous store listens here."""
-
-    port: int
 
 
 class WorkerStarted(Message):
@@ -112,6 +109,8 @@ class StartWorker(Message):
     """Added to the program's environment."""
     log_path: str
     """File that takes stdout and stderr (appended)."""
+    limited: bool = True
+    """Whether it counts against the node's CPU quota; helper processes of ours do not."""
 
 
 class ToWorker(Message):
@@ -137,6 +136,20 @@ class LeaveNode(Message):
 
 class WorkerMessage(Struct, frozen=True, kw_only=True, tag=True, tag_field="m"):
     """Base of what workers say."""
+
+
+class StoreReady(WorkerMessage):
+    """From the node's store process (elastic.store): the rendezvous store listens on this TCP port of the node."""
+
+    port: int
+
+
+class Status(WorkerMessage):
+    """Answer to Announce: the round it trains in (-1: none, it waits) and the members of that round."""
+
+    round: int
+    members: tuple[str, ...]
+    step: int
 
 
 class Ready(WorkerMessage):
@@ -248,18 +261,22 @@ class EndProgram(WorkerCommand):
     save: bool
 
 
+class Announce(WorkerCommand):
+    """Say who you are again (Status, Ready or StoreReady): the controller is new."""
+
+
 class SaveNow(WorkerCommand):
     """Write a checkpoint at the next boundary and go on."""
 
 
 AgentMessage: TypeAlias = (
-    Hello | Heartbeat | StoreReady | WorkerStarted | WorkerExited | FromWorker | Goodbye
+    Hello | Heartbeat | WorkerStarted | WorkerExited | FromWorker | Goodbye
 )
 ControllerMessage: TypeAlias = Welcome | Refused | HeartbeatAck | StartWorker | ToWorker | StopWorker | LeaveNode
 AnyWorkerMessage: TypeAlias = (
-    Ready | RoundJoined | PeerLost | StepReport | CheckpointWritten | Left | Done | Raised
+    StoreReady | Status | Ready | RoundJoined | PeerLost | StepReport | CheckpointWritten | Left | Done | Raised
 )
-AnyWorkerCommand: TypeAlias = FormRound | EndProgram | SaveNow
+AnyWorkerCommand: TypeAlias = FormRound | EndProgram | Announce | SaveNow
 
 _encoder = msgspec.msgpack.Encoder()
 
