@@ -20,32 +20,32 @@ class Event(Struct, frozen=True, kw_only=True, tag=True, tag_field="event"):
 # -- engine ------------------------------------------------------------------------------------------------------
 
 
-class PoolStarted(Event):
+class PoolStarted(Event, frozen=True, kw_only=True):
     """engine: first event of a pool's journal."""
 
     pool: str
     version: str
 
 
-class ControllerRestarted(Event):
+class ControllerRestarted(Event, frozen=True, kw_only=True):
     """engine: the journal was replayed by a new controller. Nodes are silent until their agents call in again."""
 
     patience_s: float = 10.0
     """Nodes that have not called in after this long are lost."""
 
 
-class TimeReached(Event):
+class TimeReached(Event, frozen=True, kw_only=True):
     """engine: a time the controller asked to be woken at has come."""
 
 
-class PoolStopRequested(Event):
+class PoolStopRequested(Event, frozen=True, kw_only=True):
     """user: `sunfleck down`. Jobs checkpoint and keep their place; nodes are handed back."""
 
 
 # -- cluster -----------------------------------------------------------------------------------------------------
 
 
-class NodesJoined(Event):
+class NodesJoined(Event, frozen=True, kw_only=True):
     """cluster: these nodes are ours now and their agents answer. Also sent when an agent calls in again after a
     controller restart; `job` then names the job whose worker still runs there."""
 
@@ -53,7 +53,7 @@ class NodesJoined(Event):
     holding: dict[NodeName, JobId] = {}
 
 
-class NodesReclaimed(Event):
+class NodesReclaimed(Event, frozen=True, kw_only=True):
     """cluster: these nodes are wanted back within `grace_s`."""
 
     nodes: tuple[NodeName, ...]
@@ -61,14 +61,14 @@ class NodesReclaimed(Event):
     reason: str = ""
 
 
-class NodesLost(Event):
+class NodesLost(Event, frozen=True, kw_only=True):
     """cluster: these nodes are gone, with whatever ran there."""
 
     nodes: tuple[NodeName, ...]
     reason: str
 
 
-class NodesReleased(Event):
+class NodesReleased(Event, frozen=True, kw_only=True):
     """cluster: the hand-back of these nodes is complete; nothing of ours is left on them."""
 
     nodes: tuple[NodeName, ...]
@@ -79,14 +79,14 @@ class NodesReleased(Event):
 # -- user --------------------------------------------------------------------------------------------------------
 
 
-class JobSubmitted(Event):
+class JobSubmitted(Event, frozen=True, kw_only=True):
     """user: a job was accepted; the id is the engine's."""
 
     job: JobId
     spec: JobSpec
 
 
-class JobCancelRequested(Event):
+class JobCancelRequested(Event, frozen=True, kw_only=True):
     """user: end this job and keep its last checkpoint."""
 
     job: JobId
@@ -96,7 +96,7 @@ class JobCancelRequested(Event):
 # -- executor ----------------------------------------------------------------------------------------------------
 
 
-class RoundFormed(Event):
+class RoundFormed(Event, frozen=True, kw_only=True):
     """executor: the job trains with exactly these nodes from `step` on.
 
     `stall_s` is the time its surviving workers did not train (None when there was no survivor); `took_s` the
@@ -112,7 +112,7 @@ class RoundFormed(Event):
     cause: str = "rescale"
 
 
-class WorkersLeft(Event):
+class WorkersLeft(Event, frozen=True, kw_only=True):
     """executor: no process of this job is left on these nodes. `planned` tells a leave from a death."""
 
     job: JobId
@@ -121,7 +121,7 @@ class WorkersLeft(Event):
     detail: str = ""
 
 
-class Progress(Event):
+class Progress(Event, frozen=True, kw_only=True):
     """executor: the job has committed training up to `step`.
 
     `samples` counts samples of the model's lineage since the job began (replayed work counts once);
@@ -140,7 +140,7 @@ class Progress(Event):
     metrics: dict[str, float] = {}
 
 
-class SamplesCommitted(Event):
+class SamplesCommitted(Event, frozen=True, kw_only=True):
     """executor: ledger entry. Steps [step_from, step_to) of one round trained positions
     [cursor_from, cursor_to) of the epoch's permutation; `n_samples` and `index_hash` were summed over all ranks
     from the samples really fetched (see executor.elastic.data for the hash). A later round that starts at a step
@@ -158,7 +158,7 @@ class SamplesCommitted(Event):
     """Modulo 2**63."""
 
 
-class DatasetDescribed(Event):
+class DatasetDescribed(Event, frozen=True, kw_only=True):
     """executor: what one epoch of this job's data must cover."""
 
     job: JobId
@@ -167,7 +167,7 @@ class DatasetDescribed(Event):
     batch: int
 
 
-class CheckpointSaved(Event):
+class CheckpointSaved(Event, frozen=True, kw_only=True):
     """executor: everything up to `step` survives the loss of all nodes."""
 
     job: JobId
@@ -175,13 +175,13 @@ class CheckpointSaved(Event):
     path: str
 
 
-class JobFinished(Event):
+class JobFinished(Event, frozen=True, kw_only=True):
     """executor: the program ended by itself, successfully, on all its workers."""
 
     job: JobId
 
 
-class JobCrashed(Event):
+class JobCrashed(Event, frozen=True, kw_only=True):
     """executor: the program cannot go on: it failed at import, raised, or died too often. `error` has the last
     lines of the worker that failed first and where its log is."""
 
@@ -189,7 +189,7 @@ class JobCrashed(Event):
     error: str
 
 
-class JobStopped(Event):
+class JobStopped(Event, frozen=True, kw_only=True):
     """executor: after StopJob: every worker is gone and the last state is saved."""
 
     job: JobId
@@ -198,7 +198,7 @@ class JobStopped(Event):
 # -- planner -----------------------------------------------------------------------------------------------------
 
 
-class PlanReady(Event):
+class PlanReady(Event, frozen=True, kw_only=True):
     """planner: answer to Solve. Dropped when its generation is stale."""
 
     generation: int
@@ -206,7 +206,7 @@ class PlanReady(Event):
     solve_s: float
 
 
-class PlanFailed(Event):
+class PlanFailed(Event, frozen=True, kw_only=True):
     """planner: the solver raised. What runs keeps running; the controller asks again."""
 
     generation: int

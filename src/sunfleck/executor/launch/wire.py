@@ -43,7 +43,7 @@ class WorkerId(Struct, frozen=True, kw_only=True):
 # -- agent -> controller -----------------------------------------------------------------------------------------
 
 
-class Hello(Message):
+class Hello(Message, frozen=True, kw_only=True):
     """First message of an agent, and again after the controller was silent: who it is and what runs there."""
 
     protocol: int
@@ -52,11 +52,11 @@ class Hello(Message):
     workers: tuple[WorkerId, ...] = ()
 
 
-class Heartbeat(Message):
+class Heartbeat(Message, frozen=True, kw_only=True):
     """Agent is alive. Sent every `heartbeat_s`; several missed ones mean that the node is lost."""
 
 
-class WorkerStarted(Message):
+class WorkerStarted(Message, frozen=True, kw_only=True):
     worker: WorkerId
     pid: int
     warm: bool
@@ -64,7 +64,7 @@ class WorkerStarted(Message):
     detail: str = ""
 
 
-class WorkerExited(Message):
+class WorkerExited(Message, frozen=True, kw_only=True):
     worker: WorkerId
     code: int
     """Exit status; negative: the signal that ended it."""
@@ -72,19 +72,19 @@ class WorkerExited(Message):
     """Tail of its log when the code is not 0."""
 
 
-class FromWorker(Message):
+class FromWorker(Message, frozen=True, kw_only=True):
     worker: WorkerId
     payload: AnyWorkerMessage
 
 
-class Goodbye(Message):
+class Goodbye(Message, frozen=True, kw_only=True):
     """The agent is about to exit; nothing of ours is left on its node."""
 
 
 # -- controller -> agent -----------------------------------------------------------------------------------------
 
 
-class Welcome(Message):
+class Welcome(Message, frozen=True, kw_only=True):
     """Answer to Hello."""
 
     heartbeat_s: float
@@ -92,17 +92,17 @@ class Welcome(Message):
     """How long the agent keeps its workers running without hearing from a controller before it ends them."""
 
 
-class Refused(Message):
+class Refused(Message, frozen=True, kw_only=True):
     """Answer to Hello: go away, and why."""
 
     reason: str
 
 
-class HeartbeatAck(Message):
+class HeartbeatAck(Message, frozen=True, kw_only=True):
     pass
 
 
-class StartWorker(Message):
+class StartWorker(Message, frozen=True, kw_only=True):
     worker: WorkerId
     program: Program
     env: dict[str, str]
@@ -113,19 +113,19 @@ class StartWorker(Message):
     """Whether it counts against the node's CPU quota; helper processes of ours do not."""
 
 
-class ToWorker(Message):
+class ToWorker(Message, frozen=True, kw_only=True):
     worker: WorkerId
     payload: AnyWorkerCommand
 
 
-class StopWorker(Message):
+class StopWorker(Message, frozen=True, kw_only=True):
     """TERM to the worker's process group now, KILL after grace_s (0: KILL now)."""
 
     worker: WorkerId
     grace_s: float
 
 
-class LeaveNode(Message):
+class LeaveNode(Message, frozen=True, kw_only=True):
     """End every worker within grace_s, then say Goodbye and exit."""
 
     grace_s: float
@@ -138,13 +138,13 @@ class WorkerMessage(Struct, frozen=True, kw_only=True, tag=True, tag_field="m"):
     """Base of what workers say."""
 
 
-class StoreReady(WorkerMessage):
+class StoreReady(WorkerMessage, frozen=True, kw_only=True):
     """From the node's store process (elastic.store): the rendezvous store listens on this TCP port of the node."""
 
     port: int
 
 
-class Status(WorkerMessage):
+class Status(WorkerMessage, frozen=True, kw_only=True):
     """Answer to Announce: the round it trains in (-1: none, it waits) and the members of that round."""
 
     round: int
@@ -152,7 +152,7 @@ class Status(WorkerMessage):
     step: int
 
 
-class Ready(WorkerMessage):
+class Ready(WorkerMessage, frozen=True, kw_only=True):
     """Model, data and optimizer exist; waits for FormRound. `round` is the last one it trained in (-1: none)."""
 
     round: int
@@ -165,7 +165,7 @@ class Ready(WorkerMessage):
     batch: int
 
 
-class RoundJoined(WorkerMessage):
+class RoundJoined(WorkerMessage, frozen=True, kw_only=True):
     """It trains in this round from `step` on. stall_s: since its last committed step (None for a newcomer)."""
 
     round: int
@@ -173,7 +173,7 @@ class RoundJoined(WorkerMessage):
     stall_s: float | None
 
 
-class PeerLost(WorkerMessage):
+class PeerLost(WorkerMessage, frozen=True, kw_only=True):
     """A collective of this round failed; it keeps its state at `step` and waits for the next FormRound."""
 
     round: int
@@ -181,7 +181,7 @@ class PeerLost(WorkerMessage):
     error: str
 
 
-class StepReport(WorkerMessage):
+class StepReport(WorkerMessage, frozen=True, kw_only=True):
     """From rank 0 of a round, a few times a second: what was committed since the last report.
 
     Fields as in core.events.Progress and SamplesCommitted.
@@ -211,25 +211,25 @@ class Span(Struct, frozen=True, kw_only=True, array_like=True):
     index_hash: int
 
 
-class CheckpointWritten(WorkerMessage):
+class CheckpointWritten(WorkerMessage, frozen=True, kw_only=True):
     step: int
     path: str
 
 
-class Left(WorkerMessage):
+class Left(WorkerMessage, frozen=True, kw_only=True):
     """It is not a member of the round that begins at `step`; it exits now."""
 
     round: int
     step: int
 
 
-class Done(WorkerMessage):
+class Done(WorkerMessage, frozen=True, kw_only=True):
     """The program has run to its end."""
 
     step: int
 
 
-class Raised(WorkerMessage):
+class Raised(WorkerMessage, frozen=True, kw_only=True):
     """The program raised; the traceback is in the log."""
 
     step: int
@@ -243,7 +243,7 @@ class WorkerCommand(Struct, frozen=True, kw_only=True, tag=True, tag_field="m"):
     """Base of what workers are told."""
 
 
-class FormRound(WorkerCommand):
+class FormRound(WorkerCommand, frozen=True, kw_only=True):
     """Next membership of the job. A worker that is no member leaves at the boundary; with no members at all, rank 0
     of the old round saves the state first. Rounds are numbered upwards; a higher one supersedes."""
 
@@ -255,17 +255,17 @@ class FormRound(WorkerCommand):
     timeout_s: float = 30.0
 
 
-class EndProgram(WorkerCommand):
+class EndProgram(WorkerCommand, frozen=True, kw_only=True):
     """Stop at the next boundary; rank 0 saves the state first if `save`."""
 
     save: bool
 
 
-class Announce(WorkerCommand):
+class Announce(WorkerCommand, frozen=True, kw_only=True):
     """Say who you are again (Status, Ready or StoreReady): the controller is new."""
 
 
-class SaveNow(WorkerCommand):
+class SaveNow(WorkerCommand, frozen=True, kw_only=True):
     """Write a checkpoint at the next boundary and go on."""
 
 
