@@ -23,3 +23,10 @@ class PoolUnavailable(SunfleckError):
 
 class InvalidTransition(SunfleckError):
     """A state machine was asked for a move that its table does not have. Always a bug of ours; tells its story."""
+
+
+class JournalUnavailable(SunfleckError):
+    """Events cannot be written right now (transient). They stay in memory, are written with the next commit that
+    succeeds, and training goes on meanwhile: warn, and keep going."""
+
+    exit_code = 4
