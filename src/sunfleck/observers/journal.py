@@ -10,6 +10,7 @@ in the middle of a run costs nothing but memory: see `commit`.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import sqlite3
@@ -168,11 +169,8 @@ class Journal:
         while self._pending:
             chunk = [self._pending[i] for i in range(min(_CHUNK_ROWS, len(self._pending)))]
             try:
-                self._db.execute("BEGIN IMMEDIATE")
-                self._db.executemany(_INSERT, chunk)
-                self._db.execute("COMMIT")
+                self._write(chunk)
             except sqlite3.Error as error:
-                self._roll_back()
                 self.fault = f"{explain(error, self.path)} ({self._waiting()})"
                 raise JournalUnavailable(self.fault) from error
             for row in chunk:
@@ -199,16 +197,26 @@ class Journal:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _write(self, chunk: list[Row]) -> None:
+        """One transaction. At the first sign of a full disk, the write-ahead log is emptied into the tables and
+        begun anew: that often makes room without any more disk."""
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            self._db.executemany(_INSERT, chunk)
+            self._db.execute("COMMIT")
+        except sqlite3.Error as error:
+            if self._db.in_transaction:  # a full disk has often rolled back by itself
+                with contextlib.suppress(sqlite3.Error):  # the next BEGIN would say so
+                    self._db.execute("ROLLBACK")
+            if self.fault is not None or error.sqlite_errorname != "SQLITE_FULL":
+                raise
+            self.fault = str(error)
+            self._db.execute("PRAGMA wal_checkpoint(PASSIVE)")
+            self._write(chunk)
+
     def _waiting(self) -> str:
         text = f"{len(self._pending)} events wait in memory"
         return text if not self.n_dropped else f"{text}, {self.n_dropped} were dropped"
-
-    def _roll_back(self) -> None:
-        if self._db.in_transaction:  # a full disk has often rolled back by itself
-            try:
-                self._db.execute("ROLLBACK")
-            except sqlite3.Error:
-                pass  # the next BEGIN would say so
 
     def _thin(self) -> None:
         """Make room: first of measurements (nothing is folded wrongly without them), then of the oldest events.
