@@ -272,7 +272,9 @@ class SaveNow(WorkerCommand, frozen=True, kw_only=True):
 AgentMessage: TypeAlias = (
     Hello | Heartbeat | WorkerStarted | WorkerExited | FromWorker | Goodbye
 )
-ControllerMessage: TypeAlias = Welcome | Refused | HeartbeatAck | StartWorker | ToWorker | StopWorker | LeaveNode
+ControllerMessage: TypeAlias = (
+    Welcome | Refused | HeartbeatAck | SayHello | StartWorker | ToWorker | StopWorker | LeaveNode
+)
 AnyWorkerMessage: TypeAlias = (
     StoreReady | Status | Ready | RoundJoined | PeerLost | StepReport | CheckpointWritten | Left | Done | Raised
 )
