@@ -247,9 +247,7 @@ def test_profiles_are_shared_within_an_architecture():
         world.send(e.JobSubmitted(job=job, spec=JobSpec(name=job, max_nodes=4, architecture="resnet")))
     world.join("n1", "n2")
     world.settle()
-    world.send(
-        e.Progress(job="a", round=0, n_nodes=1, step=10, epoch=0, samples=100, dt_s=1.0, samples_per_s=100.0)
-    )
+    world.send(e.Progress(job="a", round=0, n_nodes=1, step=10, epoch=0, samples=100, dt_s=1.0, samples_per_s=100.0))
     views = {view.job: view for view in world.controller.snapshot().jobs}
     assert views["b"].scales[0].mean_per_s == 100.0
 
@@ -281,9 +279,7 @@ def test_a_plan_that_moves_a_node_waits_for_the_first_job_to_leave():
         nodes = {job.job: job.nodes for job in snapshot.jobs}
         if "b" not in nodes:
             return Plan(jobs=(PlannedJob(job="a", nodes=("n1", "n2"), reason=""),))
-        return Plan(
-            jobs=(PlannedJob(job="a", nodes=("n1",), reason=""), PlannedJob(job="b", nodes=("n2",), reason=""))
-        )
+        return Plan(jobs=(PlannedJob(job="a", nodes=("n1",), reason=""), PlannedJob(job="b", nodes=("n2",), reason="")))
 
     world = World(planner)
     world.submit("a")

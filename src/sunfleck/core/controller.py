@@ -7,7 +7,7 @@ event and is dropped when the generation has moved on. At most one Solve is unde
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,13 +16,8 @@ import msgspec
 from . import events as e
 from .commands import (
     AnyCommand,
-    ReleaseNodes,
     RequestNodes,
-    RescaleJob,
     Solve,
-    StopJob,
-    StopPool,
-    WakeAt,
 )
 from .model import (
     JobPhase,
@@ -36,6 +31,7 @@ from .model import (
     Snapshot,
 )
 from .state import JobState, NodeState, State
+from .turn import Turn
 
 
 @dataclass(frozen=True)
@@ -59,8 +55,7 @@ class Controller:
     def __init__(self, config: ControllerConfig | None = None) -> None:
         self.config = config or ControllerConfig()
         self.state = State()
-        self._commands: list[AnyCommand] = []
-        self._now = 0.0
+        self._turn = Turn(self.state, 0.0, self.config.leave_grace_s)
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
             e.PoolStarted: self._on_pool_started,
             e.ControllerRestarted: self._on_controller_restarted,
@@ -87,12 +82,11 @@ class Controller:
 
     def handle(self, event: e.AnyEvent, now: float) -> list[AnyCommand]:
         """Fold one event into the state; say what is to be done about it, in order."""
-        self._commands = []
-        self._now = now
+        self._turn = Turn(self.state, now, self.config.leave_grace_s)
         self._handlers[type(event)](event)
         self._ask_for_plan()
         self._request_nodes()
-        return self._commands
+        return self._turn.commands
 
     def refusal(self, spec: JobSpec) -> str | None:
         """Why this job can never run here, or None. Asked before JobSubmitted is made."""
@@ -123,7 +117,7 @@ class Controller:
         usable = {node.name for node in nodes}
         return Snapshot(
             generation=state.generation,
-            now_s=self._now,
+            now_s=self._turn.now,
             nodes=nodes,
             jobs=tuple(
                 JobView(
@@ -161,54 +155,45 @@ class Controller:
         state.n_requested = 0
         for node in state.nodes.values():
             node.phase = NodePhase.SILENT
-            node.deadline_s = self._now + event.patience_s
+            node.deadline_s = self._turn.now + event.patience_s
             node.released = False
         for job in state.active_jobs:
             job.requested = None
             if job.phase is JobPhase.STOPPING:
-                self._stop(job)
+                self._turn.stop(job)
         if state.nodes:
-            self._wake_at(self._now + event.patience_s)
-        self._changed()
+            self._turn.wake_at(self._turn.now + event.patience_s)
+        self._turn.changed()
 
     def _on_time_reached(self, event: e.TimeReached) -> None:
-        state, now = self.state, self._now
+        state, now = self.state, self._turn.now
         silent = [
             name
             for name, node in state.nodes.items()
             if node.phase is NodePhase.SILENT and node.deadline_s is not None and node.deadline_s <= now
         ]
         if silent:
-            self._lose(silent)
+            self._turn.lose(silent)
         if state.review_s is not None and state.review_s <= now:
             state.review_s = None
             state.dirty = True
         if state.stopping:
-            self._finish_stopping()
+            self._turn.finish_stopping()
 
     def _on_pool_stop_requested(self, event: e.PoolStopRequested) -> None:
         state = self.state
         if state.stopping:
             return
         state.stopping = True
-        state.stop_deadline_s = self._now + 2 * self.config.leave_grace_s
+        state.stop_deadline_s = self._turn.now + 2 * self.config.leave_grace_s
         state.profiling = None
         for job in state.active_jobs:
             if job.phase is not JobPhase.STOPPING:
                 job.planned = frozenset()
                 job.reason = "the pool is stopping; it goes on from its checkpoint when the pool is up again"
-                self._settle(job)
-        self._wake_at(state.stop_deadline_s)
-        self._finish_stopping()
-
-    def _finish_stopping(self) -> None:
-        """Release what nobody holds; end when nothing is left, or when time is up."""
-        state = self.state
-        self._release(n for n, node in state.nodes.items() if node.job is None)
-        late = state.stop_deadline_s is not None and self._now >= state.stop_deadline_s
-        if (not state.nodes or late) and not state.stopped:
-            state.stopped = True
-            self._commands.append(StopPool())
+                self._turn.settle(job)
+        self._turn.wake_at(state.stop_deadline_s)
+        self._turn.finish_stopping()
 
     # -- nodes ---------------------------------------------------------------------------------------------------
 
@@ -220,14 +205,14 @@ class Controller:
             if holder is not None and (holder not in state.jobs or state.jobs[holder].phase.final):
                 holder = None
             if old is None:
-                node = NodeState(spec=spec, joined_s=self._now)
+                node = NodeState(spec=spec, joined_s=self._turn.now)
                 state.nodes[spec.name] = node
             else:
                 node = old
                 node.spec = spec
                 if node.job is not None and node.job != holder:
                     # Its worker died while no controller looked, or the agent itself was replaced.
-                    self._vacate(state.jobs[node.job], [spec.name])
+                    self._turn.vacate(state.jobs[node.job], [spec.name])
                 node.deadline_s = None
                 node.reclaimed_s = None
                 node.released = False
@@ -237,10 +222,10 @@ class Controller:
                 # A worker that the plan does not know there: let the holder's next command end it.
                 state.jobs[holder].requested = None
         for job in state.active_jobs:
-            self._settle(job)
+            self._turn.settle(job)
         if state.stopping:
-            self._finish_stopping()
-        self._changed()
+            self._turn.finish_stopping()
+        self._turn.changed()
 
     def _on_nodes_reclaimed(self, event: e.NodesReclaimed) -> None:
         """The reflex: no solver between the cluster's wish and the shrink."""
@@ -253,8 +238,8 @@ class Controller:
                 continue
             state.n_reclaims += 1
             node.phase = NodePhase.LEAVING
-            node.reclaimed_s = self._now
-            node.deadline_s = self._now + event.grace_s
+            node.reclaimed_s = self._turn.now
+            node.deadline_s = self._turn.now + event.grace_s
             for job in state.active_jobs:
                 if name in job.planned:
                     job.planned -= {name}
@@ -264,48 +249,17 @@ class Controller:
                 free.append(name)
             else:
                 touched[node.job] = state.jobs[node.job]
-        self._release(free)
+        self._turn.release(free)
         for job in touched.values():
-            self._settle(job, grace_s=max(0.0, event.grace_s - self.config.reclaim_margin_s))
+            self._turn.settle(job, grace_s=max(0.0, event.grace_s - self.config.reclaim_margin_s))
         if touched or free:
-            self._changed()
+            self._turn.changed()
 
     def _on_nodes_lost(self, event: e.NodesLost) -> None:
-        self._lose(event.nodes)
-
-    def _lose(self, names: Iterable[NodeName]) -> None:
-        state = self.state
-        gone = [name for name in names if name in state.nodes]
-        touched: list[JobState] = []
-        for job in state.jobs.values():
-            mine = [n for n in gone if n in job.planned or n in job.observed or state.nodes[n].job == job.job]
-            if mine:
-                job.n_losses += 1
-                job.planned -= frozenset(mine)
-                if job.requested is not None:
-                    job.requested -= frozenset(mine)
-                job.observed -= frozenset(mine)
-                touched.append(job)
-        for name in gone:
-            del state.nodes[name]
-        for job in touched:
-            if not job.phase.final:
-                self._settle(job, force=True)
-        if gone:
-            self._changed()
-        if state.stopping:
-            self._finish_stopping()
+        self._turn.lose(event.nodes)
 
     def _on_nodes_released(self, event: e.NodesReleased) -> None:
-        self._lose(event.nodes)
-
-    def _release(self, names: Iterable[NodeName]) -> None:
-        fresh = [n for n in names if not self.state.nodes[n].released]
-        for name in fresh:
-            self.state.nodes[name].released = True
-            self.state.nodes[name].phase = NodePhase.LEAVING
-        if fresh:
-            self._commands.append(ReleaseNodes(nodes=tuple(sorted(fresh))))
+        self._turn.lose(event.nodes)
 
     # -- jobs ----------------------------------------------------------------------------------------------------
 
@@ -313,11 +267,11 @@ class Controller:
         state = self.state
         if event.job in state.jobs:
             return
-        job = JobState(job=event.job, spec=event.spec, submitted_s=self._now, phase_since_s=self._now)
+        job = JobState(job=event.job, spec=event.spec, submitted_s=self._turn.now, phase_since_s=self._turn.now)
         if event.spec.architecture:
             job.scales = state.architectures.setdefault(event.spec.architecture, {})
         state.jobs[event.job] = job
-        self._changed()
+        self._turn.changed()
 
     def _on_job_cancel_requested(self, event: e.JobCancelRequested) -> None:
         job = self.state.jobs.get(event.job)
@@ -327,22 +281,18 @@ class Controller:
         job.planned = frozenset()
         if job.phase in (JobPhase.QUEUED, JobPhase.PAUSED) and not self.state.held_by(job.job):
             job.requested = frozenset()
-            job.move(JobPhase.CANCELLED, self._now)
+            job.move(JobPhase.CANCELLED, self._turn.now)
         else:
             if job.phase is JobPhase.PAUSED:  # its last worker is still on its way out
-                job.move(JobPhase.STARTING, self._now)
+                job.move(JobPhase.STARTING, self._turn.now)
             if job.phase is JobPhase.QUEUED:
-                job.move(JobPhase.STARTING, self._now)
-            job.move(JobPhase.STOPPING, self._now)
-            self._stop(job)
-        self._changed()
-
-    def _stop(self, job: JobState) -> None:
-        job.requested = frozenset()
-        self._commands.append(StopJob(job=job.job, grace_s=self.config.leave_grace_s))
+                job.move(JobPhase.STARTING, self._turn.now)
+            job.move(JobPhase.STOPPING, self._turn.now)
+            self._turn.stop(job)
+        self._turn.changed()
 
     def _on_round_formed(self, event: e.RoundFormed) -> None:
-        job = self._live_job(event.job)
+        job = self._turn.live_job(event.job)
         if job is None:
             return
         before, now_nodes = len(job.observed), frozenset(event.nodes)
@@ -360,14 +310,14 @@ class Controller:
         if event.cause == "rescale" and before and len(now_nodes) != before:
             job.n_rescales += 1
         if now_nodes != job.observed:
-            job.size_since_s = self._now
+            job.size_since_s = self._turn.now
             job.samples_per_s = None
         job.observed = frozenset(n for n in now_nodes if n in self.state.nodes)
         job.round = event.round
         job.step = event.step
         job.trained = True
         if job.phase in (JobPhase.STARTING, JobPhase.RUNNING):
-            job.move(JobPhase.RUNNING, self._now)
+            job.move(JobPhase.RUNNING, self._turn.now)
 
     def _on_workers_left(self, event: e.WorkersLeft) -> None:
         state = self.state
@@ -376,50 +326,12 @@ class Controller:
             return
         if not event.planned:
             job.n_losses += 1
-        self._vacate(job, event.nodes)
+        self._turn.vacate(job, event.nodes)
         if state.stopping:
-            self._finish_stopping()
-
-    def _vacate(self, job: JobState, nodes: Iterable[NodeName]) -> None:
-        """No process of this job is left there. A node that it still wants stays held: the executor restarts it."""
-        state = self.state
-        names = frozenset(nodes)
-        job.observed -= names
-        freed = []
-        for name in sorted(names):
-            node = state.nodes.get(name)
-            if node is None or node.job != job.job or name in (job.requested or ()):
-                continue
-            node.job = None
-            if node.phase is NodePhase.BUSY:
-                node.phase = NodePhase.IDLE
-                freed.append(name)
-        self._release(
-            name
-            for name in sorted(names)
-            if name in state.nodes and state.nodes[name].phase is NodePhase.LEAVING and state.nodes[name].job is None
-        )
-        if not job.observed and not job.phase.final:
-            self._without_nodes(job)
-        if freed:
-            for other in state.active_jobs:
-                if other.planned & frozenset(freed):
-                    self._settle(other)
-            if any(state.nodes[name].job is None for name in freed):
-                self._changed()
-
-    def _without_nodes(self, job: JobState) -> None:
-        """It trains nowhere: waiting for workers, paused, or back in the queue."""
-        if job.phase not in (JobPhase.STARTING, JobPhase.RUNNING):
-            return
-        job.samples_per_s = None
-        if job.requested:
-            job.move(JobPhase.STARTING, self._now)
-        elif job.requested is not None:
-            job.move(JobPhase.PAUSED if job.trained else JobPhase.QUEUED, self._now)
+            self._turn.finish_stopping()
 
     def _on_progress(self, event: e.Progress) -> None:
-        job = self._live_job(event.job)
+        job = self._turn.live_job(event.job)
         if job is None or event.round < job.round:
             return
         job.step, job.epoch, job.samples = event.step, event.epoch, event.samples
@@ -435,40 +347,19 @@ class Controller:
             job.checkpoint_step = event.step
 
     def _on_job_finished(self, event: e.JobFinished) -> None:
-        self._end(event.job, JobPhase.FINISHED, "the program ended successfully")
+        self._turn.end(event.job, JobPhase.FINISHED, "the program ended successfully")
 
     def _on_job_crashed(self, event: e.JobCrashed) -> None:
-        self._end(event.job, JobPhase.FAILED, event.error.splitlines()[0] if event.error else "failed", event.error)
+        self._turn.end(
+            event.job, JobPhase.FAILED, event.error.splitlines()[0] if event.error else "failed", event.error
+        )
 
     def _on_job_stopped(self, event: e.JobStopped) -> None:
-        job = self._live_job(event.job)
+        job = self._turn.live_job(event.job)
         if job is not None and job.phase is JobPhase.STOPPING:
-            self._end(event.job, JobPhase.CANCELLED, job.reason)
-
-    def _end(self, name: str, phase: JobPhase, reason: str, error: str = "") -> None:
-        job = self._live_job(name)
-        if job is None:
-            return
-        if job.phase is JobPhase.QUEUED:  # a late word about workers that were already given up
-            job.move(JobPhase.STARTING, self._now)
-        job.move(phase, self._now)
-        job.reason, job.error = reason, error
-        job.planned = job.requested = job.observed = frozenset()
-        job.samples_per_s = None
-        self._vacate(job, self.state.held_by(name))
-        self._changed()
-        if self.state.stopping:
-            self._finish_stopping()
-
-    def _live_job(self, name: str) -> JobState | None:
-        job = self.state.jobs.get(name)
-        return None if job is None or job.phase.final else job
+            self._turn.end(event.job, JobPhase.CANCELLED, job.reason)
 
     # -- plans ---------------------------------------------------------------------------------------------------
-
-    def _changed(self) -> None:
-        self.state.generation += 1
-        self.state.dirty = True
 
     def _ask_for_plan(self) -> None:
         state = self.state
@@ -480,21 +371,21 @@ class Controller:
         if not state.active_jobs:
             return
         state.solving = state.generation
-        self._commands.append(Solve(snapshot=self.snapshot()))
+        self._turn.commands.append(Solve(snapshot=self.snapshot()))
 
     def _request_nodes(self) -> None:
         state = self.state
         wanted = 0 if state.stopping else sum(job.spec.max_nodes for job in state.active_jobs)
         if wanted != state.n_requested:
             state.n_requested = wanted
-            self._commands.append(RequestNodes(n_nodes=wanted))
+            self._turn.commands.append(RequestNodes(n_nodes=wanted))
 
     def _on_plan_failed(self, event: e.PlanFailed) -> None:
         state = self.state
         state.solving = None
         state.plan_error = event.error
-        state.review_s = self._now + self.config.plan_retry_s
-        self._wake_at(state.review_s)
+        state.review_s = self._turn.now + self.config.plan_retry_s
+        self._turn.wake_at(state.review_s)
 
     def _on_plan_ready(self, event: e.PlanReady) -> None:
         state = self.state
@@ -507,8 +398,8 @@ class Controller:
         state.solver, state.gap, state.profiling = plan.solver, plan.gap, plan.profiling
         state.review_s = None
         if plan.review_after_s is not None:
-            state.review_s = self._now + plan.review_after_s
-            self._wake_at(state.review_s)
+            state.review_s = self._turn.now + plan.review_after_s
+            self._turn.wake_at(state.review_s)
         wanted: dict[str, PlannedJob] = {given.job: given for given in plan.jobs}
         jobs = [job for job in state.active_jobs if job.phase is not JobPhase.STOPPING]
         for job in jobs:
@@ -517,46 +408,4 @@ class Controller:
             job.reason = given.reason if given else "no nodes are left for it"
         # Shrinks first: what they free at once (nodes never really used) is there for the others.
         for job in sorted(jobs, key=lambda j: len(j.planned) - len(j.requested or ())):
-            self._settle(job)
-
-    def _settle(self, job: JobState, grace_s: float | None = None, force: bool = False) -> None:
-        """Ask the executor for what is planned and can be had now: usable nodes that no other job holds."""
-        state = self.state
-        if job.phase.final or job.phase is JobPhase.STOPPING:
-            return
-        if any(state.nodes[n].phase is NodePhase.SILENT for n in job.planned):
-            return
-        have = state.held_by(job.job)
-        there = [n for n in job.planned if state.nodes[n].usable and state.nodes[n].job in (None, job.job)]
-        # Nodes it has first, so that a trimmed size keeps them.
-        there.sort(key=lambda n: (n not in have, n))
-        sizes = job.spec.sizes(len(there))
-        target = frozenset(there[: sizes[-1]]) if sizes else frozenset()
-        waiting = len(there) < len(job.planned)
-        if not target and waiting and not (job.requested and not job.requested <= job.planned):
-            return  # too few yet; the others are being vacated for it
-        if target == job.requested and not force:
-            return
-        if job.requested is None and not target and not have:
-            job.requested = frozenset()
-            self._without_nodes(job)
-            return
-        job.requested = target
-        for name in target:
-            state.nodes[name].job = job.job
-            state.nodes[name].phase = NodePhase.BUSY
-        if target and job.phase in (JobPhase.QUEUED, JobPhase.PAUSED):
-            job.move(JobPhase.STARTING, self._now)
-        self._commands.append(
-            RescaleJob(
-                job=job.job,
-                spec=job.spec,
-                nodes=tuple(sorted(target)),
-                grace_s=self.config.leave_grace_s if grace_s is None else grace_s,
-            )
-        )
-        if not job.observed:
-            self._without_nodes(job)
-
-    def _wake_at(self, time_s: float) -> None:
-        self._commands.append(WakeAt(time_s=time_s))
+            self._turn.settle(job)

@@ -133,6 +133,21 @@ class IdleTrace:
             end_s=self.end_s + by_s,
         )
 
+    def loop(self, n: int) -> IdleTrace:
+        """The trace `n` times in a row. A node idle at the end and again at the beginning just stays idle."""
+        if n < 1:
+            raise ValueError(f"a trace is repeated at least once, not {n} times")
+        by = np.repeat(np.arange(n) * self.span_s, len(self))
+        looped = from_arrays(
+            np.tile(self.start, n) + by,
+            np.tile(self.end, n) + by,
+            np.tile(self.node, n),
+            self.names,
+            begin_s=self.begin_s,
+            end_s=self.begin_s + n * self.span_s,
+        )
+        return replace(looped, notes=self.notes)
+
     def without(self, spans: Sequence[tuple[float, float]], note: str = "") -> IdleTrace:
         """The trace with these times cut out of every fragment (an outage: nothing could have trained then). The
         axis keeps its length; nobody is idle in the cut-out spans."""
