@@ -43,7 +43,15 @@ class Call:
     action: Callable[[Controller, float], None]
 
 
-Item: TypeAlias = AnyEvent | Call
+@dataclass(frozen=True)
+class Post:
+    """An event whose sender wants to know when it is on record."""
+
+    event: AnyEvent
+    done: Callable[[], None]
+
+
+Item: TypeAlias = AnyEvent | Call | Post
 
 
 class Clock(Protocol):
@@ -170,13 +178,19 @@ class Engine:
             heapq.heappop(self._wakes)
             due = True
         commands: list[AnyCommand] = []
+        recorded: list[Callable[[], None]] = []
         for item in itertools.chain(items, [TimeReached()] if due else []):
             if isinstance(item, Call):
                 self._guard(item.action, self.controller, now)
+            elif isinstance(item, Post):
+                commands += self._handle(item.event, now)
+                recorded.append(item.done)
             else:
                 commands += self._handle(item, now)
         for observer in self.observers:
             observer.on_turn_end()
+        for done in recorded:
+            self._guard(done)
         for command in commands:
             self._guard(self._obey, command)
 

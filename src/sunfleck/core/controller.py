@@ -395,7 +395,8 @@ class Controller:
             return
         plan = event.plan
         state.plan_error = ""
-        state.solver, state.gap, state.profiling = plan.solver, plan.gap, plan.profiling
+        state.plan, state.plan_s, state.plan_solve_s = plan, self._turn.now, event.solve_s
+        state.profiling = plan.profiling
         state.review_s = None
         if plan.review_after_s is not None:
             state.review_s = self._turn.now + plan.review_after_s

@@ -41,6 +41,21 @@ class Program(Struct, frozen=True, kw_only=True):
     """Modules that the zygote imports before it forks workers of this job."""
 
 
+class Target(Struct, frozen=True, kw_only=True):
+    """What a job's user wants of one of its reported metrics: to reach `value`, from below or from above."""
+
+    metric: str
+    value: float
+    at_least: bool = True
+    """True: reached when metric >= value (accuracy); False: when metric <= value (loss)."""
+
+    def reached(self, value: float | None) -> bool:
+        """Whether `value` meets the target. NaN and None do not."""
+        if value is None:
+            return False
+        return value >= self.value if self.at_least else value <= self.value
+
+
 class JobSpec(Struct, frozen=True, kw_only=True):
     """A malleable training job as its user describes it. No scaling curve is asked for; it is measured.
 
@@ -56,6 +71,8 @@ class JobSpec(Struct, frozen=True, kw_only=True):
     program: Program | None = None
     architecture: str = ""
     """Jobs with the same non-empty key share their profile."""
+    target: Target | None = None
+    """Shown beside the job's progress and in reports. Ending the program when it is reached is the program's part."""
     max_restarts: int = 3
     """Unplanned worker deaths tolerated without a committed step between them; then the job fails."""
 

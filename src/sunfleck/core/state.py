@@ -19,6 +19,7 @@ from .model import (
     NodeName,
     NodePhase,
     NodeSpec,
+    Plan,
     Profiling,
     ScaleStats,
 )
@@ -155,9 +156,12 @@ class State:
     stopped: bool = False
     stop_deadline_s: float | None = None
     n_requested: int = 0
-    solver: str = ""
-    gap: float = 0.0
+    plan: Plan | None = None
+    """The last accepted one, when it came and how long it took."""
+    plan_s: float = 0.0
+    plan_solve_s: float = 0.0
     plan_error: str = ""
+    """Why the policy gave no plan when it was last asked; empty when it did."""
     n_reclaims: int = 0
 
     def held_by(self, job: JobId) -> frozenset[NodeName]:
