@@ -102,6 +102,10 @@ class HeartbeatAck(Message, frozen=True, kw_only=True):
     pass
 
 
+class SayHello(Message, frozen=True, kw_only=True):
+    """Answer to whatever else comes from an agent that this controller does not know (it was restarted)."""
+
+
 class StartWorker(Message, frozen=True, kw_only=True):
     worker: WorkerId
     program: Program
