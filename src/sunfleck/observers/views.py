@@ -106,7 +106,7 @@ class PoolView(Struct, kw_only=True):
             else:
                 hold = _holding(node)
                 if hold is not None and event.holding.get(spec.name) != hold.job:
-                    self._let_go(spec.name, time_s if node.silent_since_s is None else node.silent_since_s)
+                    self._let_go(spec.name, time_s)
             node.silent_since_s = None
 
     def on_nodes_reclaimed(self, time_s: float, event: ev.NodesReclaimed) -> None:
@@ -124,7 +124,7 @@ class PoolView(Struct, kw_only=True):
     # -- user ----------------------------------------------------------------------------------------------------
 
     def on_job_submitted(self, time_s: float, event: ev.JobSubmitted) -> None:
-        self.jobs[event.job] = JobTimeline(job=event.job, spec=event.spec, submitted_s=time_s, sizes=[(time_s, 0)])
+        self._job(time_s, event.job).spec = event.spec
 
     def on_job_cancel_requested(self, time_s: float, event: ev.JobCancelRequested) -> None:
         job = self.jobs.get(event.job)
@@ -148,6 +148,8 @@ class PoolView(Struct, kw_only=True):
             )
         )
         self._move(time_s, job, event.nodes)
+        for name in event.nodes:
+            self.nodes[name].silent_since_s = None  # it trains, so it lives
 
     def on_workers_left(self, time_s: float, event: ev.WorkersLeft) -> None:
         job = self._job(time_s, event.job)
@@ -217,13 +219,13 @@ class PoolView(Struct, kw_only=True):
         return None if node is None else _current(node)
 
     def _let_go(self, name: NodeName, time_s: float) -> None:
-        """End the hold on a node and take it out of its job's members."""
+        """End the hold on a node and take it out of its job's members; of a silent node, when it was last heard."""
         node = self.nodes.get(name)
         hold = None if node is None else _holding(node)
-        if hold is not None:
-            hold.end_s = max(hold.start_s, time_s)
+        if node is not None and hold is not None:
+            hold.end_s = max(hold.start_s, _last_heard(node, time_s))
             job = self.jobs[hold.job]
-            self._resize(time_s, job, tuple(member for member in job.nodes if member != name))
+            self._resize(hold.end_s, job, tuple(member for member in job.nodes if member != name))
 
     def _move(self, time_s: float, job: JobTimeline, nodes: tuple[NodeName, ...]) -> None:
         """The job's members are exactly these now."""
@@ -232,7 +234,6 @@ class PoolView(Struct, kw_only=True):
                 self._let_go(name, time_s)
         for name in nodes:
             node = self.nodes.setdefault(name, NodeTimeline(spec=NodeSpec(name=name)))
-            node.silent_since_s = None
             hold = _holding(node)
             if hold is None or hold.job != job.job:
                 self._let_go(name, time_s)
@@ -260,9 +261,8 @@ class PoolView(Struct, kw_only=True):
             node, stay = self.nodes.get(name), self._stay(name)
             if node is None or stay is None:
                 continue
-            end_s = time_s if node.silent_since_s is None else node.silent_since_s
-            self._let_go(name, end_s)
-            stay.end_s = max(stay.start_s, end_s)
+            self._let_go(name, time_s)
+            stay.end_s = max(stay.start_s, _last_heard(node, time_s))
             stay.lost, stay.handback_s = lost, handback_s
             node.silent_since_s = None
 
@@ -292,6 +292,10 @@ def fold(entries: Iterable[tuple[float, ev.AnyEvent]]) -> PoolView:
 
 def _current(node: NodeTimeline) -> Presence | None:
     return node.presences[-1] if node.presences and node.presences[-1].end_s is None else None
+
+
+def _last_heard(node: NodeTimeline, time_s: float) -> float:
+    return time_s if node.silent_since_s is None else node.silent_since_s
 
 
 def _holding(node: NodeTimeline) -> Hold | None:
