@@ -373,6 +373,20 @@ def test_full_disk_keeps_events_and_writes_them_when_there_is_room(tmp_path: Pat
     assert events_of(path) == [reclaim(i) for i in range(n)]
 
 
+def test_engine_turns_go_on_while_the_disk_is_full(tmp_path: Path) -> None:
+    with open_journal(tmp_path / "j.db") as journal:
+        page_limit(journal, 5)
+        for i in range(200):
+            journal.on_event(float(i), reclaim(i))
+            journal.on_turn_end()
+        assert journal.fault is not None
+        assert journal.fault.startswith("journal: no space left")
+        page_limit(journal, 100_000)
+        journal.on_turn_end()
+        assert journal.fault is None
+        assert sum(1 for _ in journal.iterate()) == 200
+
+
 def test_long_backlog_is_written_when_there_is_room(tmp_path: Path) -> None:
     path = tmp_path / "j.db"
     with open_journal(path) as journal:

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sunfleck.core import events as ev
-from sunfleck.core.model import JobPhase, JobSpec, NodeSpec, Plan, PlannedJob, Profiling
+from sunfleck.core.model import JobPhase, JobSpec, NodeSpec, Plan, PlannedJob, Profiling, Target
 from sunfleck.observers.summary import most_held, node_seconds, percentile, summary
-from sunfleck.observers.views import PoolView, Target, fold
+from sunfleck.observers.views import PoolView, fold
 
 Entry = tuple[float, ev.AnyEvent]
 
@@ -163,6 +163,15 @@ def test_phases_as_events_tell_them() -> None:
         if "B" in view.jobs and (not seen or seen[-1] != view.jobs["B"].phase):
             seen.append(view.jobs["B"].phase)
     assert seen == [JobPhase.QUEUED, JobPhase.RUNNING, JobPhase.PAUSED, JobPhase.RUNNING, JobPhase.FAILED]
+
+
+def test_target_of_the_job_itself_is_used_unless_another_is_given() -> None:
+    own = ev.JobSubmitted(job="A", spec=JobSpec(name="a", target=Target(metric="accuracy", value=0.5)))
+    view = fold([(0.0, own), (1.0, progress("A", 1, accuracy=0.6))])
+    assert summary(view, {}, 2.0).jobs[0].reached is True
+    assert summary(view, {"a": Target(metric="accuracy", value=0.7)}, 2.0).jobs[0].reached is False
+    assert view.handbacks_s() == []
+    assert view.started_s == 0.0
 
 
 def test_job_called_takes_ids_and_newest_of_a_name() -> None:

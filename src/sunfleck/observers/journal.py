@@ -171,12 +171,22 @@ class Journal:
             try:
                 self._write(chunk)
             except sqlite3.Error as error:
-                self.fault = f"{explain(error, self.path)} ({self._waiting()})"
+                self.fault = f"journal: {explain(error, self.path)} ({self._waiting()})"
                 raise JournalUnavailable(self.fault) from error
             for row in chunk:
                 self._pending.popleft()
                 self._pending_bytes -= _size(row)
         self.fault = None
+
+    def on_event(self, time_s: float, event: AnyEvent) -> None:
+        """As an observer of the engine: append."""
+        self.append(time_s, event)
+
+    def on_turn_end(self) -> None:
+        """As an observer of the engine: commit. A failure is left in `fault` and tried again next turn: that the
+        record waits is no reason to stop training."""
+        with contextlib.suppress(JournalUnavailable):
+            self.commit()
 
     def iterate(self, from_seq: int = 1) -> Iterator[Entry]:
         """Written events with seq >= from_seq, in order. Raises JournalUnusable at the first damaged one."""

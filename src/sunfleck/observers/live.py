@@ -9,22 +9,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from sunfleck.core.model import Costs, JobId, JobPhase, NodeName, NodePhase, Profiling
-
-
-class Target(Struct, frozen=True, kw_only=True):
-    """What a job's user wants of one of its reported metrics: to reach `value`, from below or from above."""
-
-    metric: str
-    value: float
-    at_least: bool = True
-    """True: reached when metric >= value (accuracy); False: when metric <= value (loss)."""
-
-    def reached(self, value: float | None) -> bool:
-        """Whether `value` meets the target. NaN and None do not."""
-        if value is None:
-            return False
-        return value >= self.value if self.at_least else value <= self.value
+from sunfleck.core.model import Costs, JobId, JobPhase, NodeName, NodePhase, Profiling, Target
 
 
 class NodeRow(Struct, frozen=True, kw_only=True):

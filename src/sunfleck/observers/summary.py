@@ -15,9 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from msgspec import Struct
 
 from sunfleck.core.events import DatasetDescribed, SamplesCommitted
-from sunfleck.core.model import JobId, JobSpec
+from sunfleck.core.model import JobId, JobSpec, Target
 
-from .live import Target
 from .timelines import JobTimeline, NodeTimeline
 from .views import PoolView
 
@@ -71,17 +70,18 @@ class Summary(Struct, frozen=True, kw_only=True):
 def summary(
     view: PoolView, targets: Mapping[str, Target], now_s: float, verify: Verify | None = None
 ) -> Summary:
-    """Numbers of a pool up to `now_s`, at which whatever still lasts is cut. `targets` by job id or job name."""
+    """Numbers of a pool up to `now_s`, at which whatever still lasts is cut. `targets`, by job id or job name, come
+    before what the jobs themselves ask for."""
     offered, used = node_seconds(view, now_s)
     held_s = held_seconds(view, now_s)
     jobs = tuple(
-        summarise_job(job, targets.get(job.job) or targets.get(job.spec.name), verify, held_s[job.job])
+        summarise_job(
+            job, targets.get(job.job) or targets.get(job.spec.name) or job.spec.target, verify, held_s[job.job]
+        )
         for job in view.jobs.values()
     )
     stays = [stay for node in view.nodes.values() for stay in node.presences]
-    handbacks = [
-        stay.handback_s for stay in stays if stay.reclaimed_s is not None and stay.handback_s is not None
-    ]
+    handbacks = view.handbacks_s()
     return Summary(
         node_seconds_offered=round(offered, 3),
         node_seconds_used=round(used, 3),

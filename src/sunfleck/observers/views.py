@@ -16,9 +16,9 @@ from typing import Any
 from msgspec import Struct, field
 
 from sunfleck.core import events as ev
-from sunfleck.core.model import JobId, JobPhase, JobSpec, NodeName, NodeSpec, Profiling, ScaleStats
+from sunfleck.core.model import JobId, JobPhase, JobSpec, NodeName, NodeSpec, Profiling, ScaleStats, Target
 
-from .live import CurvePoint, ExplainView, JobRow, NodeRow, PlanRow, StatusView, Target
+from .live import CurvePoint, ExplainView, JobRow, NodeRow, PlanRow, StatusView
 from .timelines import Hold, JobTimeline, NodeTimeline, Presence, Profile, Round, Solve
 
 __all__ = [
@@ -67,6 +67,20 @@ class PoolView(Struct, kw_only=True):
         if handler is not None:
             handler(self, time_s, event)
         self.last_s = max(self.last_s, time_s)
+
+    @property
+    def started_s(self) -> float | None:
+        """Time of the first event; None before it."""
+        return self.first_s
+
+    def handbacks_s(self) -> list[float]:
+        """How long each hand-back of a reclaimed node took. What was released unasked, as by `down`, is not here."""
+        return [
+            stay.handback_s
+            for node in self.nodes.values()
+            for stay in node.presences
+            if stay.reclaimed_s is not None and stay.handback_s is not None
+        ]
 
     def job_called(self, name: str) -> JobTimeline | None:
         """By id, or else the newest job of that name."""
