@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from sunfleck import __version__
 from sunfleck.config import Config
@@ -75,7 +76,7 @@ class Service:
 
     def _status(self, controller: Controller, now: float, reply: Reply) -> None:
         state = controller.state
-        handbacks = sorted(self._view.handbacks_s())
+        handbacks = self._view.handbacks_s()
         reply(
             StatusView(
                 pool=self._config.pool,
@@ -106,13 +107,13 @@ class Service:
     def _explain(self, controller: Controller, now: float, reply: Reply, job: str) -> None:
         found = find_job(controller, job)
         state = controller.state
-        stats = [found.scales[n] for n in sorted(found.scales)]
+        stats = tuple(found.scales[n] for n in sorted(found.scales))
         curve = fit(stats)
         n_max = min(found.spec.max_nodes, max(len(state.nodes), max(found.scales, default=1)))
         points = [
             CurvePoint(
                 n_nodes=n,
-                samples_per_s=float(curve.per_s(n)),
+                samples_per_s=curve.at(n),
                 measured=n in found.scales,
                 stderr_per_s=_finite(found.scales[n].stderr_per_s) if n in found.scales else None,
                 n_reports=found.scales[n].n_reports if n in found.scales else 0,
@@ -178,12 +179,9 @@ def find_job(controller: Controller, key: str) -> JobState:
     raise InvalidRequest(f"no job {key!r}; `sunfleck jobs` lists them")
 
 
-def percentile(ascending: list[float], percent: float) -> float | None:
-    """Nearest-rank percentile of sorted values; None for none. numpy is not loaded for three numbers."""
-    if not ascending:
-        return None
-    rank = max(0, min(len(ascending) - 1, round(percent / 100 * len(ascending) + 0.5) - 1))
-    return ascending[rank]
+def percentile(values: list[float], percent: float) -> float | None:
+    """None for no values."""
+    return float(np.percentile(values, percent)) if values else None
 
 
 def _finite(value: float) -> float | None:

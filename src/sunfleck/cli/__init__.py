@@ -1,0 +1,72 @@
+"""The `sunfleck` command. Commands are thin: they ask the API and print."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from sunfleck import __version__
+from sunfleck.core.errors import SunfleckError
+
+COMMANDS = {
+    "demo": "sunfleck.cli.demo:demo",
+    "up": "sunfleck.cli.pool:up",
+    "down": "sunfleck.cli.pool:down",
+    "status": "sunfleck.cli.pool:status",
+    "nodes": "sunfleck.cli.pool:nodes",
+    "submit": "sunfleck.cli.jobs:submit",
+    "jobs": "sunfleck.cli.jobs:jobs",
+    "explain": "sunfleck.cli.jobs:explain",
+    "logs": "sunfleck.cli.jobs:logs",
+    "cancel": "sunfleck.cli.jobs:cancel",
+    "report": "sunfleck.cli.demo:report",
+}
+"""Name -> where it is. Loaded when called, so that `sunfleck --help` answers at once."""
+
+
+class LazyGroup(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        import importlib
+
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, attribute = COMMANDS[cmd_name].partition(":")
+        found: click.Command = getattr(importlib.import_module(module), attribute)
+        return found
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="sunfleck")
+def cli() -> None:
+    """Train neural networks on nodes that come and go.
+
+    Start with `sunfleck demo`, or with `sunfleck up` and `sunfleck submit train.py --nodes 1:8`.
+    """
+
+
+def main() -> None:
+    """Entry point: every expected failure is one line on stderr and an exit code."""
+    try:
+        code = cli.main(standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
+    except SunfleckError as error:
+        click.echo(f"sunfleck: {error}", err=True)
+        sys.exit(error.exit_code)
+    except click.exceptions.Exit as error:
+        sys.exit(error.exit_code)
+    except click.ClickException as error:
+        hint = ""
+        if isinstance(error, click.NoSuchOption) and error.ctx is not None and error.ctx.info_name == "submit":
+            hint = "; put the script's own options after `--`"
+        click.echo(f"sunfleck: {error.format_message()}{hint}", err=True)
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("sunfleck: interrupted", err=True)
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(141)
