@@ -63,12 +63,12 @@ class Explainer:
         if gain <= 0.0:
             return f"{have}; it would train no faster with more"
         more = "one more node" if spec.multiple == 1 else f"each of {spec.multiple} more nodes"
-        return f"{have}; {more} would gain {self._percent(gain)} of a first node{self._elsewhere(job.job)}"
+        return f"{have}; {more} would gain it {self._percent(gain)} of a first node{self._elsewhere(job.job)}"
 
     def _elsewhere(self, job: JobId) -> str:
         for loss, name, other in self._cheapest:
             if other != job:
-                return f", and costs {self._percent(loss)} in {name}"
+                return f"; the cheapest node elsewhere is worth {self._percent(loss)} to {name}"
         return ""
 
     def _loss(self, w: Worth, smallest: int, multiple: int, n: int) -> float:

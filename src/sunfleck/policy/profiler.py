@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, inf
 
 from sunfleck.core.model import JobId, JobView, Profiling, ScaleStats, Snapshot
 
@@ -97,7 +97,7 @@ def _continued(
 ) -> tuple[Advice | None, bool]:
     """The run goes on (at this size or the next), or (None, whether it was given up for silence)."""
     room, now_s = _room(job, snapshot, jobs), snapshot.now_s
-    if run.n_nodes > room:
+    if run.n_nodes > room or run.n_nodes not in job.spec.sizes(len(snapshot.nodes)):
         return None, False  # nodes have vanished, or a job that may not be stopped has come
     stats = stats_at(job, run.n_nodes)
     arrived = len(job.nodes) == run.n_nodes and not job.rescaling
@@ -146,7 +146,7 @@ def _review_s(
     if not arrived:
         move = job.costs.rescale_up_s if job.nodes else job.costs.start_s
         return max(options.min_review_s, min(move.value_s, options.arrive_s), 0.5)
-    if stats is None:
+    if stats is None or relative_error(stats) == inf:
         return max(options.min_review_s, 0.5)
     needed = ceil(stats.n_reports * (relative_error(stats) / options.tolerance) ** 2) - stats.n_reports
     pace_s = stats.trained_s / stats.n_reports

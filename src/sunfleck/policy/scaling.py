@@ -43,6 +43,9 @@ PRIOR_SERIAL_SPREAD = 0.2
 """Prior of a / T(1): mean and spread. 0.005 is the middle of the seven networks measured on Summit (0.0015 .. 0.02)."""
 PRIOR_LOG_SPREAD = 0.05
 """Prior spread of c / T(1) around 0."""
+LEAST_ONE_NODE = 0.5
+"""T(1) is at least this fraction of the time at the smallest measured size: what was not measured below a retrograde
+range is not assumed to be a multiple faster."""
 
 
 def relative_error(stats: ScaleStats) -> float:
@@ -187,7 +190,7 @@ def _non_negative_fit(sizes: Floats, time_s: Floats, errors: Floats) -> tuple[fl
                 x[index] = np.linalg.solve(normal[np.ix_(index, index)], right[index])
             except np.linalg.LinAlgError:  # e.g. log(n) alone when n = 1 is the only size
                 continue
-            if (x < 0.0).any() or float((basis @ x).min()) <= 0.0:
+            if (x < 0.0).any() or x[0] + x[1] < LEAST_ONE_NODE * observed[0]:
                 continue
             loss = float(x @ normal @ x - 2.0 * right @ x)
             if best is None or loss < best[0]:
