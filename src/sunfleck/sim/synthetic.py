@@ -8,7 +8,7 @@ Followed are the published statistics of Summit (4,734 nodes, 14.9 days; arXiv:2
 | mean fragment length | 1,192 s | within 15 % |
 | fragments below 600 s, their share of idle time | 56 %, 11 % | within 5 and 3 points |
 | idle share of all node-time | 8.27 % | the rate of joins is solved for it; within 10 % |
-| join / leave instants an hour | 41 / 31 | joins within 30 %; leaves up to twice as many as published |
+| join / leave instants an hour | 41 / 31 | joins within 20 %; leaves up to twice as many as published |
 | idle nodes p5/25/50/75/95 | 1/13/81/502/1732 | the shape: p50 below half the mean, p95 above 2.5 means |
 
 Method: groups of nodes join at exponential intervals. The logarithm of a group's size is the sum of a slow random
@@ -22,10 +22,11 @@ Not followed: which nodes go together (groups are drawn at random among the busy
 from __future__ import annotations
 
 import heapq
+from statistics import NormalDist
 
 import numpy as np
 
-from .trace import Floats, IdleTrace, from_arrays
+from .trace import Floats, IdleTrace, Ints, from_arrays
 from .trace_stats import describe
 
 SUMMIT_LENGTH_S = (
@@ -40,12 +41,16 @@ SUMMIT_LENGTH_S = (
 )
 """Quantile -> fragment length. Between them the logarithm is linear; the ends are ours (sampling was 10 s)."""
 SUMMIT_IDLE_SHARE = 0.0827
-SUMMIT_JOINS_PER_H = 41.0
 SUMMIT_NODES = 4734
+SUMMIT_NODES_PER_JOIN = 28.8
 
 _SLOW_SIGMA = 2.0
 _SLOW_S = 5 * 3600.0
 """Deviation and correlation time of the slow part of the logarithm of group sizes."""
+_WISH = 1.4
+"""Groups wish for so many times their mean size, as the largest of them find fewer busy nodes than they want."""
+_STEP_S = 600.0
+"""Step at which the slow part is drawn."""
 _FAST_SIGMA = 1.2
 """Deviation of its independent part. Together they give the published median far below the mean of idle nodes."""
 _LONG_S, _GRID_S = 600.0, 300.0
@@ -55,7 +60,7 @@ _LONG_S, _GRID_S = 600.0, 300.0
 def fragment_lengths(rng: np.random.Generator, n: int) -> Floats:
     """`n` lengths in whole seconds from the published quantiles."""
     q, length = zip(*SUMMIT_LENGTH_S, strict=True)
-    return np.round(np.exp(np.interp(rng.random(n), q, np.log(length))))
+    return np.asarray(np.round(np.exp(np.interp(rng.random(n), q, np.log(length)))), dtype=np.float64)
 
 
 def generate(
@@ -75,7 +80,8 @@ def generate(
         raise ValueError(f"the idle share lies between 0 and 1, not {idle_share}")
     if n_nodes < 1 or duration_s <= 0:
         raise ValueError("a trace needs nodes and a duration")
-    mean_size = nodes_per_join or max(1.0, 28.8 * (n_nodes / SUMMIT_NODES) ** 0.5)
+    mean_size = nodes_per_join or max(1.0, SUMMIT_NODES_PER_JOIN * (n_nodes / SUMMIT_NODES) ** 0.5)
+    mean_size *= _WISH
     mean_length = float(fragment_lengths(np.random.default_rng(0), 20000).mean())
     # Little's law for a machine that always has enough busy nodes; then corrected by what came of it, because
     # large groups find fewer busy nodes than they want and the edges cut fragments off.
@@ -101,26 +107,24 @@ def _run(
     rng = np.random.default_rng(seed)
     busy = np.arange(n_nodes)
     n_busy = n_nodes
-    returns: list[tuple[float, int, np.ndarray]] = []
-    starts: list[np.ndarray] = []
-    ends: list[np.ndarray] = []
-    nodes: list[np.ndarray] = []
+    returns: list[tuple[float, int, Ints]] = []
+    starts: list[Ints] = []
+    ends: list[Ints] = []
+    nodes: list[Ints] = []
     # Start in the past, so that time 0 finds the machine in its usual state.
     now, serial = -min(20000.0, duration_s), 0
     mu = np.log(mean_size) - (_SLOW_SIGMA**2 + _FAST_SIGMA**2) / 2
-    slow = 0.0
+    slow = _slow_path(rng, duration_s - now)
+    began_s = now
     while True:
-        gap = rng.exponential(1.0 / rate)
-        now += gap
+        now += rng.exponential(1.0 / rate)
         if now >= duration_s:
             break
         while returns and returns[0][0] <= now:
             _, _, block = heapq.heappop(returns)
             busy[n_busy : n_busy + block.size] = block
             n_busy += block.size
-        keeps = np.exp(-gap / _SLOW_S)
-        slow = slow * keeps + _SLOW_SIGMA * np.sqrt(1 - keeps**2) * rng.standard_normal()
-        wish = np.exp(mu + slow + _FAST_SIGMA * rng.standard_normal())
+        wish = np.exp(mu + slow[int((now - began_s) / _STEP_S)] + _FAST_SIGMA * rng.standard_normal())
         size = min(max(1, round(float(wish))), n_busy)
         if size == 0:
             continue
@@ -156,11 +160,29 @@ def _run(
     )
 
 
-def _blocks(rng: np.random.Generator, chosen: np.ndarray) -> list[np.ndarray]:
+def _slow_path(rng: np.random.Generator, duration_s: float) -> Floats:
+    """The slow part at every _STEP_S. Its values are moved, in their order, onto the quantiles of the normal
+    distribution: the sizes depend on it exponentially, and one seed's largest excursion would decide all figures."""
+    n = int(duration_s / _STEP_S) + 2
+    keeps = float(np.exp(-_STEP_S / _SLOW_S))
+    path = np.empty(n)
+    path[0] = rng.standard_normal()
+    noise = rng.standard_normal(n) * (1 - keeps**2) ** 0.5
+    for i in range(1, n):
+        path[i] = path[i - 1] * keeps + noise[i]
+    ranks = np.argsort(np.argsort(path))
+    normal = NormalDist()
+    table = np.array([normal.inv_cdf((i + 0.5) / n) for i in range(n)])
+    return np.asarray(_SLOW_SIGMA * table[ranks], dtype=np.float64)
+
+
+def _blocks(rng: np.random.Generator, chosen: Ints) -> list[Ints]:
     """The group in blocks: what one later job takes again together. About the square root of its size in number."""
     n = chosen.size
     n_blocks = 1 + int(rng.poisson(0.35 * (n**0.5 - 1)))
-    cuts = np.sort(rng.choice(np.arange(1, n), min(n_blocks - 1, n - 1), replace=False)) if n > 1 else []
+    if n_blocks == 1 or n == 1:
+        return [chosen]
+    cuts = np.sort(rng.choice(np.arange(1, n), min(n_blocks - 1, n - 1), replace=False))
     return np.split(chosen, cuts)
 
 

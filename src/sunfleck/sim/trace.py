@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -178,7 +179,7 @@ class IdleTrace:
         bounds = [0, *cuts.tolist(), times.size] if times.size else []
         nodes, is_join, when = node.tolist(), joins.tolist(), times.tolist()
         events = []
-        for lo, hi in zip(bounds[:-1], bounds[1:], strict=True):
+        for lo, hi in pairwise(bounds):
             n_leaves = hi - lo - sum(is_join[lo:hi])
             events.append(TraceEvent(when[lo], tuple(nodes[lo + n_leaves : hi]), tuple(nodes[lo : lo + n_leaves])))
         return events

@@ -22,6 +22,7 @@ def parse_intervals(text: str, names: Sequence[str] | None = None) -> IdleTrace:
     end: list[float] = []
     node: list[int] = []
     rejects = Rejects("lines")
+    header_seen = False
     for i, line in enumerate(text.splitlines(), 1):
         parts = line.split(",")
         try:
@@ -30,7 +31,11 @@ def parse_intervals(text: str, names: Sequence[str] | None = None) -> IdleTrace:
                 raise IndexError
         except (ValueError, IndexError):
             stripped = line.strip()
-            if stripped and not stripped.startswith("#") and not (i == 1 and "start" in stripped.lower()):
+            if not stripped or stripped.startswith("#"):
+                continue
+            if not header_seen and not start and "start" in stripped.lower():
+                header_seen = True
+            else:
                 rejects.add(i, line, "not start_s,end_s,node")
             continue
         if not (isfinite(lo) and isfinite(hi)) or hi <= lo:
