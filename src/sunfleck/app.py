@@ -22,7 +22,8 @@ import msgspec
 
 from sunfleck import __version__
 from sunfleck.api import ENDPOINT, REMEMBERED
-from sunfleck.cluster.local import LocalCluster, Offer
+from sunfleck.cluster.local import LocalCluster
+from sunfleck.cluster.offers import Offer
 from sunfleck.config import Config, private_dir
 from sunfleck.core.controller import Controller, ControllerConfig
 from sunfleck.core.errors import InvalidRequest, JournalUnavailable
@@ -177,7 +178,7 @@ def run(config: Config, *, fresh: bool = False, ready: Callable[[], None] | None
                 config.policy,
                 t_fwd_s=config.t_fwd_s,
                 objective=config.objective,
-                profile_scales=config.profile_scales,
+                n_scales=config.profile_scales,
             )
             planner = ThreadPlanner(policy, emit)
             engine = Engine(controller, clock, planner, cluster, executor, [recorder])

@@ -75,7 +75,7 @@ def jobs(pool: str | None, home: str | None, as_json: bool) -> None:
     if as_json:
         click.echo(msgspec.json.encode(view.jobs).decode())
     else:
-        Console().print(render.jobs(view))
+        Console().print(render.jobs_table(view.jobs, view.now_s))
 
 
 @click.command()
@@ -89,7 +89,7 @@ def explain(pool: str | None, home: str | None, as_json: bool, job: str) -> None
     if as_json:
         click.echo(msgspec.json.encode(view).decode())
     else:
-        Console().print(render.explain(view))
+        Console().print(render.explain_page(view))
 
 
 @click.command()

@@ -65,7 +65,7 @@ def status(pool: str | None, home: str | None, as_json: bool) -> None:
     if as_json:
         click.echo(msgspec.json.encode(view).decode())
     else:
-        Console().print(render.status(view))
+        Console().print(render.status_page(view))
 
 
 @click.command()
@@ -78,4 +78,4 @@ def nodes(pool: str | None, home: str | None, as_json: bool) -> None:
     if as_json:
         click.echo(msgspec.json.encode(view.nodes).decode())
     else:
-        Console().print(render.nodes(view))
+        Console().print(render.nodes_table(view.nodes, view.now_s))
