@@ -16,12 +16,13 @@ linear scaling from min_nodes down allows, so that a job cannot claim superlinea
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
 from sunfleck.core.model import JobSpec, JobView
 
-from .knapsack import Floats, Table
+from .knapsack import Floats, Ints, Table
 from .scaling import Curve
 
 START_CAP = 0.9
@@ -44,12 +45,26 @@ class Worth:
 
 def rates_of(spec: JobSpec, curve: Curve, n_max: int, *, normalised: bool) -> Floats:
     """O(n) at 0 .. n_max nodes; in first nodes' worth when normalised, else in samples/s; times the weight."""
-    per_s = curve.table(n_max)
-    if not normalised:
-        return spec.weight * per_s
-    smallest = max(spec.min_nodes, 1)
-    unit = max(curve.at(1), curve.at(smallest) / smallest)
-    return spec.weight * per_s / unit if unit > 0.0 else np.zeros_like(per_s)
+    # A power of two, so that a pool that breathes asks for few different tables of one curve.
+    length = 1 << n_max.bit_length()
+    return _rates(curve, length, max(spec.min_nodes, 1), spec.weight, normalised)[: n_max + 1]
+
+
+@lru_cache(maxsize=4096)
+def _rates(curve: Curve, length: int, smallest: int, weight: float, normalised: bool) -> Floats:
+    per_s = curve.table(length - 1)
+    unit = max(curve.at(1), curve.at(smallest) / smallest) if normalised else 1.0
+    rates = weight * per_s / unit if unit > 0.0 else np.zeros_like(per_s)
+    rates.flags.writeable = False
+    return rates
+
+
+@lru_cache(maxsize=4096)
+def _sizes(smallest: int, largest: int, multiple: int) -> Ints:
+    """0 and the sizes a job may take."""
+    sizes = np.array((0, *range(smallest, largest + 1, multiple)), dtype=np.int64)
+    sizes.flags.writeable = False
+    return sizes
 
 
 def worth(
@@ -71,7 +86,10 @@ def worth(
     spec, held = job.spec, len(job.nodes)
     n_max = max(min(spec.max_nodes, n_nodes), held, 1)
     rates = rates_of(spec, curve, n_max, normalised=normalised)
-    sizes = np.asarray((0, *spec.sizes(n_nodes)) if only is None else (only,), dtype=np.int64)
+    if only is None:
+        sizes = _sizes(spec.min_nodes, min(spec.max_nodes, n_nodes), spec.multiple)
+    else:
+        sizes = np.array((only,), dtype=np.int64)
     if not may_stop and len(sizes) > 1:
         sizes = sizes[1:]
     costs = job.costs

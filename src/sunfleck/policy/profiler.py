@@ -64,8 +64,9 @@ def settled(stats: ScaleStats | None, options: ProfilerOptions) -> bool:
 
 def scales_to_profile(job: JobView, n_nodes: int, options: ProfilerOptions) -> tuple[int, ...]:
     """Sizes of the job that still need a profile, descending."""
-    sizes = job.spec.sizes(n_nodes)
-    wanted = {n for n in sizes if n <= options.n_scales} | set(sizes[:2])
+    spec = job.spec
+    largest = min(spec.max_nodes, n_nodes, max(options.n_scales, spec.min_nodes + spec.multiple))
+    wanted = range(spec.min_nodes, largest + 1, spec.multiple)
     return tuple(sorted((n for n in wanted if not settled(stats_at(job, n), options)), reverse=True))
 
 
