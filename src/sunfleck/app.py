@@ -99,9 +99,13 @@ def offers(config: Config, epoch_s: float) -> list[Offer] | None:
 
         plain = demo_offers(config.trace_s or DEMO_S, n_loops=30, n_nodes=config.n_nodes)
     else:
-        from sunfleck.sim.trace import load_trace
+        from sunfleck.sim.readers import read_trace
 
-        trace = load_trace(config.trace).first_nodes(config.n_nodes)
+        trace = read_trace(config.trace).first_nodes(config.n_nodes)
+        if config.trace_start_s or config.trace_length_s:
+            length_s = config.trace_length_s or trace.end_s - config.trace_start_s
+            trace = trace.window(config.trace_start_s, length_s)
+        trace = trace.shift(-trace.begin_s)
         if config.trace_s:
             trace = trace.compress(trace.span_s / config.trace_s)
         plain = list(zip(trace.start.tolist(), trace.end.tolist(), trace.node.tolist(), strict=True))
@@ -172,6 +176,7 @@ def run(config: Config, *, fresh: bool = False, ready: Callable[[], None] | None
                 node_cpus=config.cpus_per_node,
                 offers=offers(config, epoch_s),
                 epoch_s=epoch_s,
+                pool=config.pool,
                 warm=config.warm,
             )
             policy = make_policy(

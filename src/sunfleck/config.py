@@ -42,8 +42,12 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """TCP port that agents connect to; 0: any free one."""
     trace: str = ""
     """Idle trace that decides when nodes join and leave; empty: they stay. `demo`: the one shipped with sunfleck."""
+    trace_start_s: float = 0.0
+    """Where in the trace to begin, on its own clock; 0: at its beginning."""
+    trace_length_s: float = 0.0
+    """How much of the trace to use, on its own clock; 0: all the rest."""
     trace_s: float = 0.0
-    """Compress the trace to this length; 0: its own."""
+    """Compress what is used to this length; 0: as long as it is."""
     grace_s: float = 5.0
     """Notice that a trace gives before it takes a node."""
     policy: str = "optimum"
