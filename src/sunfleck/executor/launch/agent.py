@@ -175,7 +175,7 @@ class Agent:
         output = os.open(order.log_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             for last in (False, True):
-                worker.link = self.zygotes.link(program.warm, env)
+                worker.link = self.zygotes.link(program.warm, env, program.cwd)
                 try:
                     worker.link.start(request, output)
                     return

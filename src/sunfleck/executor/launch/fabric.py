@@ -168,7 +168,7 @@ class Fabric:
                 if choice == 0 or port:
                     what = f"port {choice}" if choice else "any port"
                     raise SunfleckError(
-                        f"cannot listen for {whom} on {self._host}, {what}: {error.strerror}; give another host or"
+                        f"cannot listen for {whom} on {self._host}, {what}: {os.strerror(error.errno)}; give another host or"
                         " port, or 0 to have a free port chosen"
                     ) from error
         raise AssertionError("unreachable")

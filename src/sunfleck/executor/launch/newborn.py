@@ -56,6 +56,7 @@ def become_exec(text: str) -> None:
     """`exec` command: settle, then replace this small interpreter by the real program."""
     spec = json.loads(text)
     settle(spec["parent"], spec["cgroups"], spec["affinity"], spec["umask"])
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a zygote ignores it, and that would be inherited
     argv = spec["argv"]
     try:
         os.execvp(argv[0], argv)
@@ -88,9 +89,12 @@ def become_warm(
     if output > 2:
         os.close(output)
     python: Any = sys  # whose original streams are final to a type checker
-    python.stdin = python.__stdin__ = open(0, closefd=False)  # noqa: SIM115
-    python.stdout = python.__stdout__ = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
-    python.stderr = python.__stderr__ = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
+    for number, mode in enumerate("rww"):
+        name = ("stdin", "stdout", "stderr")[number]
+        like = getattr(sys, name)  # the zygote's, made under the same PYTHONIOENCODING, locale and so on
+        stream = open(number, mode, 1, encoding=like.encoding, errors=like.errors, closefd=False)  # noqa: SIM115
+        setattr(python, name, stream)
+        setattr(python, f"__{name}__", stream)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     settle(parent, request["cgroups"], request["affinity"], request["umask"])
     os.environ.clear()

@@ -373,6 +373,7 @@ def main(argv: list[str]) -> None:
     here = os.path.dirname(os.path.abspath(__file__))
     import newborn  # type: ignore[import-not-found]
 
+    del sys.modules["newborn"]  # workers should not find it
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != here]  # its files are not modules
     if argv[0] == "serve":
         serve(dict(zip(argv[1::2], argv[2::2])))  # noqa: B905 (3.8 has no strict=)

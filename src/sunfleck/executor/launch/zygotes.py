@@ -114,14 +114,18 @@ class Zygotes:
         self._run_dir, self._linger_s, self._on_new = run_dir, linger_s, on_new
         self._links: dict[str, ZygoteLink] = {}
 
-    def link(self, warm: Sequence[str], env: Mapping[str, str]) -> ZygoteLink:
+    def link(self, warm: Sequence[str], env: Mapping[str, str], cwd: str = "") -> ZygoteLink:
         """The zygote for these modules under the start-up variables of `env`; started if need be, never waited for:
-        requests queue in its socket until its imports are done. Raises OSError when it cannot be started."""
+        requests queue in its socket until its imports are done. Relative entries of PYTHONPATH are meant from
+        `cwd`. Raises OSError when it cannot be started."""
         start_up = {
             name: value
             for name, value in env.items()
             if name.startswith(START_UP) and name not in THREAD_COUNTS and not name.startswith("TORCHELASTIC")
         }
+        if start_up.get("PYTHONPATH"):
+            entries = start_up["PYTHONPATH"].split(os.pathsep)
+            start_up["PYTHONPATH"] = os.pathsep.join(os.path.abspath(os.path.join(cwd, entry)) for entry in entries)
         key = _key(warm, start_up)
         found = self._links.get(key)
         if found is None:
@@ -212,4 +216,4 @@ def reap() -> None:
 
 
 if __name__ == "__main__":
-    Zygotes(Path(sys.argv[1]), linger_s=120.0).link(tuple(filter(None, sys.argv[2].split(","))), os.environ)
+    Zygotes(Path(sys.argv[1]), linger_s=120.0).link(tuple(filter(None, sys.argv[2].split(","))), os.environ, os.getcwd())
