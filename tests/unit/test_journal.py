@@ -380,7 +380,7 @@ def test_engine_turns_go_on_while_the_disk_is_full(tmp_path: Path) -> None:
             journal.on_event(float(i), reclaim(i))
             journal.on_turn_end()
         assert journal.fault is not None
-        assert journal.fault.startswith("journal: no space left")
+        assert journal.fault.startswith("no space left")
         page_limit(journal, 100_000)
         journal.on_turn_end()
         assert journal.fault is None

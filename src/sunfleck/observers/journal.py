@@ -171,7 +171,7 @@ class Journal:
             try:
                 self._write(chunk)
             except sqlite3.Error as error:
-                self.fault = f"journal: {explain(error, self.path)} ({self._waiting()})"
+                self.fault = f"{explain(error, self.path)} ({self._waiting()})"
                 raise JournalUnavailable(self.fault) from error
             for row in chunk:
                 self._pending.popleft()
