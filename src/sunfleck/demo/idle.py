@@ -34,9 +34,7 @@ def demo_trace() -> IdleTrace:
     return parse_intervals(text, [f"n{i:04d}" for i in range(N_NODES)]).window(0.0, SLICE_S)
 
 
-def demo_offers(
-    duration_s: float = DEMO_S, n_loops: int = 5, n_nodes: int = N_NODES
-) -> list[tuple[float, float, int]]:
+def demo_offers(duration_s: float = DEMO_S, n_loops: int = 5, n_nodes: int = N_NODES) -> list[tuple[float, float, int]]:
     """When which node is ours: (start_s, end_s, node index) by start time, compressed so that one pass through the
     trace takes `duration_s`, and repeated so that jobs which are not done by then go on."""
     if not 1 <= n_nodes <= N_NODES:

@@ -30,10 +30,10 @@ def build() -> nn.Module:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--epochs", type=int, default=40, help="stop after so many, target or not")
+    parser.add_argument("--epochs", type=int, default=60, help="stop after so many, target or not")
     parser.add_argument("--batch", type=int, default=128, help="samples a step, over all nodes")
-    parser.add_argument("--lr", type=float, default=0.02)
-    parser.add_argument("--target", type=float, default=0.97, help="test accuracy at which to stop")
+    parser.add_argument("--lr", type=float, default=0.006)
+    parser.add_argument("--target", type=float, default=0.96, help="test accuracy at which to stop")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
 

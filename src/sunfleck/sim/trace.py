@@ -108,9 +108,7 @@ class IdleTrace:
         node = new_index[self.node] if self.node.size else self.node
         keep = node >= 0
         names = tuple(self.names[i] for i in chosen)
-        return _sorted(
-            self.start[keep], self.end[keep], node[keep], names, self.begin_s, self.end_s, self.notes
-        )
+        return _sorted(self.start[keep], self.end[keep], node[keep], names, self.begin_s, self.end_s, self.notes)
 
     def compress(self, factor: float) -> IdleTrace:
         """The same trace run `factor` times as fast: every time is divided by it."""
@@ -188,9 +186,7 @@ class IdleTrace:
         """Step function of the number of idle nodes: `counts[i]` nodes from `times[i]` until `times[i + 1]`, the
         last until `end_s`. Begins at `begin_s`."""
         times = np.concatenate([np.array([self.begin_s]), self.start, self.end])
-        delta = np.concatenate(
-            [np.zeros(1, np.int64), np.ones(len(self), np.int64), -np.ones(len(self), np.int64)]
-        )
+        delta = np.concatenate([np.zeros(1, np.int64), np.ones(len(self), np.int64), -np.ones(len(self), np.int64)])
         order = np.argsort(times, kind="stable")
         times, counts = times[order], np.cumsum(delta[order])
         last = np.append(np.flatnonzero(np.diff(times)), times.size - 1)
