@@ -18,7 +18,7 @@ class DemoJob:
     target: float
     higher_is_better: bool
     work_core_s: float
-    """Seconds of one whole core that it needs to its target alone, in one process (measured on a busy machine; +-20 % by seed)."""
+    """Seconds of one whole core that it needs to its target alone, in one process (measured; +-20 % by seed)."""
 
     def reached(self, value: float) -> bool:
         return value >= self.target if self.higher_is_better else value <= self.target
