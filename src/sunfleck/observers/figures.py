@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 _INK = "#010203"
 """Stands for currentColor until the SVG is text."""
 _LABELLED_NODES = 40
+_IDLE_LOOK = ((*(int(IDLE_COLOUR[i : i + 2], 16) / 255 for i in (1, 3, 5)), 0.16), IDLE_COLOUR, "////")
+"""Fill, colour of the hatch (matplotlib takes it from the edge), hatch."""
 _Rectangle = tuple[float, float, float]
 """(start_s, end_s, row)."""
 
@@ -68,14 +70,15 @@ def nodes_figure(view: PoolView, now_s: float, *, alone: bool = False, form: str
 
         ink = _ink(alone)
         axes = figure.subplots()
-        _rectangles(axes, ours, IDLE_COLOUR, hatch="////", alpha=0.28)
+        _rectangles(axes, ours, *_IDLE_LOOK)
         key: list[Any] = []
         for job, rectangles in held.items():
             if rectangles:
                 _rectangles(axes, rectangles, colours[job])
                 _name_inside(axes, view.jobs[job].spec.name, rectangles, colours[job], now_s - origin_s)
                 key.append(Patch(facecolor=colours[job], label=view.jobs[job].spec.name))
-        key.append(Patch(facecolor=IDLE_COLOUR, alpha=0.4, hatch="////", label="in the pool, idle"))
+        fill, edge, hatch = _IDLE_LOOK
+        key.append(Patch(facecolor=fill, edgecolor=edge, linewidth=0, hatch=hatch, label="in the pool, idle"))
         if reclaims:
             axes.plot(*zip(*reclaims, strict=True), "|", color=ink, markersize=_mark_size(names), markeredgewidth=1.6)
             key.append(Line2D([], [], color=ink, marker="|", linestyle="", markeredgewidth=1.6, label="reclaimed"))
@@ -113,13 +116,13 @@ def jobs_figure(view: PoolView, targets: Mapping[JobId, Target], now_s: float, j
             rate_axes.plot(times, [rate for _, rate in job.samples_per_s], ".", color=colour, markersize=4)
             rate_axes.set_ylim(bottom=0)
             size_axes.set_ylabel(job.spec.name, fontweight="bold")
-        for axes, title in zip(grid[0], ("nodes", "metric", "samples/s, settled"), strict=True):
-            axes.set_title(title, fontsize=10, loc="left")
+        grid[0][0].set_title("nodes", fontsize=9, loc="left")
+        grid[0][2].set_title("samples/s, settled", fontsize=9, loc="left")
         for axes in grid[-1]:
             _time_axis(axes)
         grid[0][0].set_xlim(0.0, max(now_s - origin_s, 1e-9))
 
-    return _save(draw, (9.6, 0.5 + 1.5 * len(jobs)), "jobs")
+    return _save(draw, (9.6, 0.5 + 1.55 * len(jobs)), "jobs")
 
 
 def curves_figure(view: PoolView, curves: Curves, jobs: Sequence[JobId]) -> bytes:
@@ -193,16 +196,18 @@ def _metric(axes: Axes, job: JobTimeline, target: Target | None, colour: str, or
     if target is not None:
         axes.axhline(target.value, color=_INK, linestyle="--", linewidth=1, alpha=0.8)
         text = f"{name}, target {target.value:g}"
-    axes.text(0.98, 0.06, text, transform=axes.transAxes, ha="right", va="bottom", fontsize=8, color=_INK)
+    axes.set_title(text, fontsize=9, loc="left")
 
 
-def _rectangles(axes: Axes, rectangles: Sequence[_Rectangle], colour: str, **look: Any) -> None:
+def _rectangles(
+    axes: Axes, rectangles: Sequence[_Rectangle], fill: Any, edge: str = "none", hatch: str | None = None
+) -> None:
     from matplotlib.collections import PolyCollection
 
     corners = [
         [(start, row - 0.4), (end, row - 0.4), (end, row + 0.4), (start, row + 0.4)] for start, end, row in rectangles
     ]
-    axes.add_collection(PolyCollection(corners, facecolors=colour, edgecolors="none", linewidths=0, **look))
+    axes.add_collection(PolyCollection(corners, facecolors=[fill], edgecolors=edge, linewidths=0, hatch=hatch))
 
 
 def _name_inside(axes: Axes, name: str, rectangles: Sequence[_Rectangle], colour: str, whole_s: float) -> None:
@@ -253,8 +258,7 @@ def _save(
         "axes.spines.top": False,
         "axes.spines.right": False,
         "axes.linewidth": 0.6,
-        "hatch.color": ink,
-        "hatch.linewidth": 0.25,
+        "hatch.linewidth": 0.6,
     }
     out = io.BytesIO()
     with matplotlib.rc_context(look):
@@ -271,7 +275,8 @@ def _for_a_page(svg: str) -> str:
     """Only the <svg> element, ink from the page, the page's font, and no ids but those that are referred to."""
     svg = svg[svg.index("<svg") :]
     svg = svg.replace(_INK, "currentColor")
-    svg = re.sub(r"font: ([\d.]+px|bold [\d.]+px|[^;\"]*?[\d.]+px) [^;\"]*", r"font: \1 system-ui, sans-serif", svg)
+    svg = re.sub(r'font-family: [^;"]*', "font-family: system-ui, sans-serif", svg)
+    svg = re.sub(r'font: ([^;"]*?px) [^;"]*', r"font: \1 system-ui, sans-serif", svg)
     referred = set(re.findall(r"(?:url\(#|href=\"#)([^)\"]+)", svg))
     svg = re.sub(r' id="([^"]+)"', lambda found: found[0] if found[1] in referred else "", svg)
     return re.sub(r'<svg ([^>]*?)width="[^"]*"', r'<svg \1', svg, count=1).replace(' height="', ' data-height="', 1)
