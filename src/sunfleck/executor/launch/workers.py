@@ -61,7 +61,7 @@ class WorkerSockets:
             if descriptor not in self._names:
                 self._read(descriptor, 1)
         while (current := self._current.get(worker)) is not None:
-            if not self._read(current, BATCH):
+            if not self._read(current, BATCH) and current in self._connections:
                 self._close(current)
         self._queues.pop(worker, None)
 
