@@ -1,0 +1,528 @@
+"""The protocol of a run among its workers: opening and settling steps, changing rounds, leaving, evaluating."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import zlib
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+
+from sunfleck.core.errors import InvalidRequest
+from sunfleck.executor.launch.wire import (
+    CheckpointWritten,
+    EndProgram,
+    FormRound,
+    Left,
+    Ready,
+    RoundJoined,
+    Span,
+    StepReport,
+)
+
+from . import checkpoint
+from .comm import Comm, CommFailed, Superseded
+from .control import Control, StepState
+from .lineage import Lineage
+from .loader import ElasticLoader
+from .progress import Meter
+from .rounds import Rounds
+from .state import recv_state, send_state
+from .wrap import gradient_hook
+
+REPORT_S = 0.25
+"""How often rank 0 reports."""
+_STEP = 0
+"""What a rank is about to do, as announced by `_announce`: a training step, or the evaluation of that call site."""
+_SLOTS = 16
+
+
+class Session:
+    def __init__(self, rounds: Rounds, lineage: Lineage, seed: int, checkpoint_s: float) -> None:
+        self.rounds = rounds
+        self.lineage = lineage
+        self.seed = seed
+        self.loader: ElasticLoader | None = None
+        self.started = False
+        self.meter = Meter()
+        self.control = Control(rounds, lineage)
+        self._checkpoint_s = checkpoint_s
+        self._writer = checkpoint.Writer(lineage.folder) if lineage.folder is not None else None
+        self._saved_s = time.monotonic()
+        self._step: StepState | None = None
+        self._announced_round = -2
+        self._evaluation = 0
+        self._reported_s = 0.0
+        self._committed_s = time.monotonic()
+        self._terminated = False
+        self._finished = False
+        rounds.step = lambda: lineage.place.step
+
+    # -- start -----------------------------------------------------------------------------------------------------
+
+    def check_prepared(self) -> None:
+        if self.loader is not None:
+            source = self.loader.source
+            self.lineage.describe_data(f"{source.n_in_dataset}:{source.n_samples}:{source.batch}:{self.seed}")
+
+    def start(self) -> None:
+        """Say that we are ready, and wait for the first round. Once."""
+        if self.started:
+            return
+        if self.loader is None or not self.lineage.models:
+            raise InvalidRequest("call run.prepare(model, optimizer, loader) before run.epochs()")
+        self.started = True
+        self.lineage.fingerprint()
+        if self.rounds.link is None:
+            self.lineage.exists = True
+            self.meter.restart(time.monotonic(), warm_up=False)
+            return
+        self._handle_term()
+        self.rounds.say_ready(self._ready())
+        self._enter(self.rounds.wait(after=-1), since_s=None)
+
+    def _ready(self) -> Ready:
+        assert self.loader is not None
+        source = self.loader.source
+        return Ready(
+            round=self.rounds.number,
+            step=self.lineage.place.step,
+            checkpoint_step=self.lineage.checkpoint_step(),
+            n_samples=source.n_samples,
+            epoch_hash=source.hash(),
+            batch=source.batch,
+        )
+
+    def _handle_term(self) -> None:
+        import signal
+        import threading
+
+        if threading.current_thread() is threading.main_thread():
+
+            def on_term(*_: Any) -> None:
+                self._terminated = True
+
+            signal.signal(signal.SIGTERM, on_term)
+
+    # -- steps -----------------------------------------------------------------------------------------------------
+
+    def next_batch(self) -> Any:
+        """Settle the step before, change rounds if everybody agrees, open the next step. None at the epoch's end."""
+        assert self.loader is not None
+        self.settle()
+        self._boundary()
+        place, source = self.lineage.place, self.loader.source
+        if place.cursor >= source.n_samples:
+            return None
+        while True:
+            try:
+                self._assist()
+                break
+            except CommFailed as error:
+                self._recover(error)
+            except Superseded:
+                self._enter_newest()
+            place = self.lineage.place
+            if place.cursor >= source.n_samples:
+                return None
+        place = self.lineage.place
+        comm = self.rounds.comm
+        stop = min(place.cursor + source.batch, source.n_samples)
+        batch, n_local, hash_value = self.loader.take(place.epoch, place.cursor, stop, comm.rank, comm.world)
+        self._step = StepState(place.cursor, stop, n_local, hash_value)
+        if comm.world > 1:
+            self._step.undo = self.lineage.begin_undo()
+        return batch
+
+    def settle(self) -> None:
+        """End the open step: commit it, or void it and form the next round with whoever is left."""
+        step = self._step
+        if step is None:
+            return
+        if self.rounds.comm.world > 1:
+            ok = self._decide(step)
+            if ok and len(self.lineage.models) > 1:
+                ok = self.control.average_buffers(step)
+            if not ok:
+                self._step = None
+                assert step.undo is not None
+                step.undo.restore()
+                self._recover(CommFailed(self.rounds.comm.error or "unknown"))
+                return
+        else:
+            self.control.alone(step)
+        self._step = None
+        self._commit(step)
+
+    def _decide(self, step: StepState) -> bool:
+        """Whether every collective of the step so far has succeeded here. Waits for the control sum."""
+        return self.control.decide(step, buffers=len(self.lineage.models) == 1)
+
+    def _commit(self, step: StepState) -> None:
+        lineage, rounds, now_s = self.lineage, self.rounds, time.monotonic()
+        place = lineage.place
+        lineage.committed()
+        self._evaluation = 0
+        span = Span(
+            epoch=place.epoch,
+            step_from=place.step,
+            step_to=place.step + 1,
+            cursor_from=step.start,
+            cursor_to=step.stop,
+            n_samples=step.n_committed,
+            index_hash=step.hash_committed,
+        )
+        lineage.book.commit(rounds.number, span)
+        place.advance(step.stop - step.start)
+        self._committed_s = now_s
+        self.meter.step(now_s, step.stop - step.start)
+        for name, (total, weight) in step.metrics_committed.items():
+            self.meter.add_metric(name, total, weight)
+        self.control.keep_reported(step)
+        if now_s - self._reported_s >= REPORT_S:
+            self._report(now_s)
+
+    def _report(self, now_s: float) -> None:
+        """Rank 0 tells the controller what was committed; every rank begins its next interval."""
+        spans = self.lineage.book.take()
+        metrics = self.meter.take_metrics()
+        dt_s, per_s, step_s = self.meter.rate(now_s)
+        self._reported_s = now_s
+        place, rounds = self.lineage.place, self.rounds
+        if rounds.comm.rank == 0 and (spans or metrics):
+            rounds.say(
+                StepReport(
+                    round=rounds.number,
+                    world=rounds.comm.world,
+                    step=place.step,
+                    epoch=place.epoch,
+                    samples=place.samples,
+                    dt_s=dt_s,
+                    samples_per_s=per_s,
+                    step_s=step_s,
+                    metrics=metrics,
+                    spans=spans,
+                )
+            )
+        self.meter.restart(now_s, warm_up=False)
+
+    def report(self, name: str, value: float) -> None:
+        if self._step is not None:
+            self._step.reported[name] = value
+        else:
+            self.meter.add_metric(name, value, 1.0)
+            self._reported_s = min(self._reported_s, time.monotonic() - REPORT_S)
+
+    def may_step(self, optimizer: Any) -> bool:
+        """Asked by each optimizer before it steps."""
+        step = self._step
+        if step is None or self.rounds.comm.world == 1:
+            return True
+        if not self._decide(step):
+            return False
+        if len(self.lineage.optimizers) > 1 and step.undo is not None:
+            self.lineage.keep_optimizer(step.undo, optimizer)
+        return True
+
+    def may_schedule(self) -> bool:
+        return self._step is None or self.rounds.comm.world == 1 or self._decide(self._step)
+
+    def on_model_error(self, error: BaseException) -> None:
+        self.rounds.comm.fail(error)
+
+    # -- boundaries ------------------------------------------------------------------------------------------------
+
+    def _boundary(self) -> None:
+        """Between steps, on all ranks alike: rounds, saving, leaving."""
+        rounds = self.rounds
+        if rounds.link is None:
+            return
+        rounds.poll()
+        if rounds.end is not None:
+            self._end(rounds.end)
+        if self._terminated and rounds.told is None:
+            self._leave(save=rounds.comm.rank == 0)
+        if rounds.told is not None and (rounds.comm.world == 1 or self.control.agreed > 0):
+            self._enter(rounds.told, since_s=time.monotonic())
+        self._save_sometimes()
+
+    def _save_sometimes(self) -> None:
+        if self._writer is None or self.rounds.comm.rank != 0:
+            return
+        for step, path, error in self._writer.finished():
+            if path is not None:
+                self.rounds.say(CheckpointWritten(step=step, path=str(path)))
+            else:
+                print(f"sunfleck: the checkpoint of step {step} failed: {error}", file=sys.stderr, flush=True)
+        due = time.monotonic() - self._saved_s >= self._checkpoint_s
+        if (due or self.rounds.save_wanted) and not self._writer.busy:
+            self.rounds.save_wanted = False
+            self._saved_s = time.monotonic()
+            self._report(time.monotonic())
+            self._writer.start(self.lineage.place.step, self.lineage.capture(copy=True))
+
+    def _save_now(self) -> None:
+        """Save and wait for it. A failure is told and does not stop the worker from leaving."""
+        if self.lineage.folder is None or not self.lineage.exists:
+            return
+        if self._writer is not None:
+            self._writer.wait()
+        step = self.lineage.place.step
+        try:
+            path = checkpoint.save(self.lineage.folder, step, self.lineage.capture(copy=False))
+        except Exception as error:
+            print(f"sunfleck: the checkpoint of step {step} failed: {error}", file=sys.stderr, flush=True)
+            return
+        self.rounds.say(CheckpointWritten(step=step, path=str(path)))
+
+    def _leave(self, save: bool) -> NoReturn:
+        """This worker's end, at a boundary. No destructors: they would cost half a second."""
+        self._report(time.monotonic())
+        if save:
+            self._save_now()
+        told = self.rounds.told
+        self.rounds.say(Left(round=told.round if told else self.rounds.number, step=self.lineage.place.step))
+        if self.rounds.link is not None:
+            self.rounds.link.flush()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+    def _end(self, command: EndProgram) -> NoReturn:
+        waiting = self.rounds.waiting is not None
+        self._leave(save=command.save and (waiting or self.rounds.comm.rank == 0))
+
+    def finish(self) -> None:
+        """The last epoch is over, on every rank: save what came of it. Asks nothing of the other ranks."""
+        if self._finished or self.rounds.link is None:
+            return
+        self._report(time.monotonic())
+        if self._step is None and self.rounds.comm.rank == 0:
+            self._finished = True
+            self._save_now()
+
+    # -- rounds ----------------------------------------------------------------------------------------------------
+
+    def _recover(self, error: Exception) -> None:
+        """The group is broken. Our state is that of the last step we committed; wait for the next round and join it."""
+        rounds = self.rounds
+        rounds.comm.fail(error)
+        rounds.comm.close_behind()
+        rounds.say_failed(rounds.number, self.lineage.place.step, str(error), self._ready())
+        self._enter(rounds.wait(after=rounds.number), since_s=self._committed_s)
+
+    def _enter_newest(self) -> None:
+        command = self.rounds.end or self.rounds.told
+        assert command is not None
+        self._enter(command, since_s=self._committed_s)
+
+    def _enter(self, command: FormRound | EndProgram, since_s: float | None) -> None:
+        """Become a member of the round, or of the newest one announced meanwhile; or leave, if that has no place for
+        us."""
+        while True:
+            if isinstance(command, EndProgram):
+                self._end(command)
+            if self.rounds.worker not in command.members:
+                self._leave(save=not command.members and (self.rounds.comm.rank == 0 or self.rounds.waiting is not None))
+            try:
+                self._join(command, since_s)
+                return
+            except Superseded:
+                command = self.rounds.wait(after=command.round)
+            except CommFailed as error:
+                self.rounds.say_failed(command.round, self.lineage.place.step, str(error), self._ready())
+                command = self.rounds.wait(after=command.round)
+
+    def _join(self, form: FormRound, since_s: float | None) -> None:
+        lineage, rounds = self.lineage, self.rounds
+        previous, n_previous = rounds.number, len(rounds.members)
+        mine = {
+            "exists": lineage.exists,
+            "step": lineage.place.step,
+            "evaluations": len(lineage.evaluations),
+            "fingerprint": lineage.fingerprint(),
+            "worker": rounds.worker,
+            "host": os.environ.get("SUNFLECK_NODE_HOST", "localhost"),
+        }
+        comm, said = rounds.meet(form, mine)
+        try:
+            for rank, other in enumerate(said):
+                if other["fingerprint"] != said[0]["fingerprint"]:
+                    raise InvalidRequest(
+                        f"rank {rank} ({other['worker']}) has another model, optimizer or dataset than rank 0 "
+                        f"({said[0]['worker']}): every worker must build the same"
+                    )
+            self._share_state(comm, said, lambda: rounds.newer_than(form.round))
+        except BaseException:
+            comm.close_behind()
+            raise
+        comm.remember_sockets()
+        rounds.adopt(form, comm)
+        self._use(comm)
+        now_s = time.monotonic()
+        rounds.say(
+            RoundJoined(
+                round=form.round, step=lineage.place.step, stall_s=None if since_s is None else now_s - since_s
+            )
+        )
+        if comm.rank == 0:
+            self._saved_s = now_s - min(lineage.checkpoint_age_s(), self._checkpoint_s * 0.5)
+            self._repeat_ledger()
+            rounds.forget_old_keys(previous, n_previous)
+        if self._terminated:
+            self._terminated = False
+
+    def _share_state(self, comm: Comm, said: list[dict[str, Any]], superseded: Callable[[], bool]) -> None:
+        """The most advanced state goes to everybody who has an older one; without any, rank 0 loads the checkpoint."""
+        lineage = self.lineage
+        keys = [(s["step"], s["evaluations"]) if s["exists"] else (-1, 0) for s in said]
+        newest = max(keys)
+        if newest[0] < 0:
+            if comm.rank == 0:
+                lineage.load()
+                lineage.exists = True
+            sources = [0]
+        else:
+            sources = [r for r, key in enumerate(keys) if key == newest]
+        needy = [r for r in range(comm.world) if r not in sources]
+        if comm.rank in sources:
+            mine = [r for i, r in enumerate(needy) if sources[i % len(sources)] == comm.rank]
+            if mine:
+                send_state(comm, lineage.capture(copy=False), mine, superseded)
+        elif comm.world > 1:
+            source = sources[needy.index(comm.rank) % len(sources)]
+            value = recv_state(comm, source, superseded)
+            lineage.restore(value, f"the state of {said[source]['worker']}")
+        # Everybody has it, and every connection that training needs is made.
+        if comm.world > 1:
+            comm.wait(comm.all_reduce(torch.zeros(1)), superseded)
+
+    def _use(self, comm: Comm) -> None:
+        """Train in this group from now on."""
+        self.control.agreed = 0
+        for model in self.lineage.models:
+            if comm.world == 1:
+                model.parallelise(None, None)
+            else:
+                model.parallelise(comm, gradient_hook(comm, self._weight, self._after_gradients))
+        place = self.lineage.place
+        torch.manual_seed(zlib.crc32(f"{self.seed}/{place.step}/{comm.rank}".encode()))
+        self.meter.restart(time.monotonic(), warm_up=True)
+        self._reported_s = time.monotonic()
+
+    def _weight(self) -> float:
+        step = self._step
+        return 1.0 / self.rounds.comm.world if step is None else step.n_local / (step.stop - step.start)
+
+    def _after_gradients(self) -> None:
+        if self._step is not None:
+            self.control.begin(self._step, buffers=len(self.lineage.models) == 1)
+
+    def _repeat_ledger(self) -> None:
+        """Say again what earlier rounds committed: their rank 0 may have died before it could. The fold is idempotent."""
+        place, rounds = self.lineage.place, self.rounds
+        by_round: dict[int, list[Span]] = {}
+        for number, span in self.lineage.book.entries[-32:]:
+            by_round.setdefault(number, []).append(span)
+        for number, spans in by_round.items():
+            rounds.say(
+                StepReport(
+                    round=number,
+                    world=rounds.comm.world,
+                    step=place.step,
+                    epoch=place.epoch,
+                    samples=place.samples,
+                    dt_s=0.0,
+                    samples_per_s=None,
+                    step_s=0.0,
+                    metrics={},
+                    spans=tuple(spans),
+                )
+            )
+
+    # -- evaluation ------------------------------------------------------------------------------------------------
+
+    def evaluate(self, judge: Callable[[Any], dict[str, Any]], loader: ElasticLoader, site: int) -> dict[str, float]:
+        self.settle()
+        self._report(time.monotonic())
+        lineage, index = self.lineage, self._evaluation
+        self._evaluation += 1
+        lineage.evaluating = True
+        try:
+            while index >= len(lineage.evaluations):
+                try:
+                    lineage.arrive_at_evaluation(index)
+                    result = self._evaluate_once(judge, loader, site)
+                    lineage.evaluations.append(result)
+                except CommFailed as error:
+                    self._recover(error)
+                except Superseded:
+                    self._enter_newest()
+        finally:
+            lineage.evaluating = False
+        self.meter.restart(time.monotonic(), warm_up=False)
+        return dict(lineage.evaluations[index])
+
+    def _evaluate_once(self, judge: Callable[[Any], dict[str, Any]], loader: ElasticLoader, site: int) -> dict[str, float]:
+        comm, rounds = self.rounds.comm, self.rounds
+        if rounds.newer():
+            raise Superseded
+        doing = self._announce(site)
+        while doing[0] != site:
+            if doing[0] == _STEP:
+                raise InvalidRequest("run.evaluate() was not called by every worker")
+            self._reduce_sums({})
+            doing = self._announce(site)
+        sums: dict[str, float] = {}
+        part = [r for r, what in enumerate(doing) if what == site]
+        modes = [(m, m.training) for m in self.lineage.models]
+        try:
+            for model, _ in modes:
+                model.eval()
+            with torch.no_grad():
+                for batch in loader.shares_of(part.index(comm.rank), len(part)):
+                    for name, value in judge(batch).items():
+                        sums[name] = sums.get(name, 0.0) + float(value)
+                    if rounds.newer():
+                        raise Superseded
+        finally:
+            for model, was_training in modes:
+                model.train(was_training)
+        sums = self._reduce_sums(sums)
+        n = sums.pop("n", None)
+        return {name: total / n if n else total for name, total in sums.items()}
+
+    def _announce(self, what: int) -> list[int]:
+        """What every rank is about to do, by rank. Waits for all of them."""
+        comm = self.rounds.comm
+        if what == _STEP:
+            self._announced_round = self.rounds.number
+        if comm.world == 1:
+            return [what]
+        said = torch.zeros(comm.world, dtype=torch.int64)
+        said[comm.rank] = what
+        comm.wait(comm.all_reduce(said), self.rounds.newer)
+        return [int(x) for x in said]
+
+    def _assist(self) -> None:
+        """Before the first step of a round: those who joined in the middle of somebody's evaluation lend their hand to
+        its sums (with nothing of their own) until everybody wants to train."""
+        while self._announced_round != self.rounds.number:
+            while self._announce(_STEP)[0] != _STEP:
+                self._reduce_sums({})
+
+    def _reduce_sums(self, sums: dict[str, float]) -> dict[str, float]:
+        comm = self.rounds.comm
+        if len(sums) > _SLOTS:
+            raise InvalidRequest(f"judge returned {len(sums)} metrics; at most {_SLOTS} are summed")
+        if comm.world == 1:
+            return sums
+        names = sorted(sums)
+        vector = torch.zeros(_SLOTS, dtype=torch.float64)
+        for slot, name in enumerate(names):
+            vector[slot] = sums[name]
+        comm.wait(comm.all_reduce(vector), self.rounds.newer)
+        return {name: float(vector[slot]) for slot, name in enumerate(names)}
