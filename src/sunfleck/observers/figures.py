@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 _INK = "#010203"
 """Stands for currentColor until the SVG is text."""
 _LABELLED_NODES = 40
-_IDLE_LOOK = ((*(int(IDLE_COLOUR[i : i + 2], 16) / 255 for i in (1, 3, 5)), 0.16), IDLE_COLOUR, "////")
-"""Fill, colour of the hatch (matplotlib takes it from the edge), hatch."""
+_IDLE_FILL = (*(int(IDLE_COLOUR[i : i + 2], 16) / 255 for i in (1, 3, 5)), 0.16)
+_IDLE_HATCH = "////"
 _Rectangle = tuple[float, float, float]
 """(start_s, end_s, row)."""
 
@@ -70,15 +70,16 @@ def nodes_figure(view: PoolView, now_s: float, *, alone: bool = False, form: str
 
         ink = _ink(alone)
         axes = figure.subplots()
-        _rectangles(axes, ours, *_IDLE_LOOK)
+        _rectangles(axes, ours, _IDLE_FILL)
+        _rectangles(axes, ours, "none", IDLE_COLOUR, _IDLE_HATCH)  # apart: SVG gives both one opacity
         key: list[Any] = []
         for job, rectangles in held.items():
             if rectangles:
                 _rectangles(axes, rectangles, colours[job])
                 _name_inside(axes, view.jobs[job].spec.name, rectangles, colours[job], now_s - origin_s)
                 key.append(Patch(facecolor=colours[job], label=view.jobs[job].spec.name))
-        fill, edge, hatch = _IDLE_LOOK
-        key.append(Patch(facecolor=fill, edgecolor=edge, linewidth=0, hatch=hatch, label="in the pool, idle"))
+        idle = Patch(facecolor="none", edgecolor=IDLE_COLOUR, linewidth=0, hatch=_IDLE_HATCH, label="in the pool, idle")
+        key.append(idle)
         if reclaims:
             axes.plot(*zip(*reclaims, strict=True), "|", color=ink, markersize=_mark_size(names), markeredgewidth=1.6)
             key.append(Line2D([], [], color=ink, marker="|", linestyle="", markeredgewidth=1.6, label="reclaimed"))
@@ -202,6 +203,7 @@ def _metric(axes: Axes, job: JobTimeline, target: Target | None, colour: str, or
 def _rectangles(
     axes: Axes, rectangles: Sequence[_Rectangle], fill: Any, edge: str = "none", hatch: str | None = None
 ) -> None:
+    """One collection for all: a pool of many nodes has thousands of bars. A hatch takes its colour from `edge`."""
     from matplotlib.collections import PolyCollection
 
     corners = [
