@@ -7,9 +7,12 @@ to a policy or an observer cannot be changed under the controller. Units are in 
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import TypeAlias
 
+import msgspec
 from msgspec import Struct
 
 NodeName: TypeAlias = str
@@ -68,6 +71,14 @@ class JobSpec(Struct, frozen=True, kw_only=True):
     multiple: int = 1
     weight: float = 1.0
     """Importance relative to other jobs: multiplies the job's normalised throughput in the objective."""
+    priority: int = 0
+    """Jobs of a higher class get what they can use before jobs of a lower one get anything (equal by default)."""
+    user: str = ""
+    """Whose job it is; a policy may share the nodes fairly between users."""
+    total_samples: float | None = None
+    """How many samples it is going to train, where that is known."""
+    deadline_s: float | None = None
+    """Seconds after its submission by which it should have trained `total_samples`."""
     program: Program | None = None
     architecture: str = ""
     """Jobs with the same non-empty key share their profile."""
@@ -194,6 +205,35 @@ class JobView(Struct, frozen=True, kw_only=True):
     costs: Costs = Costs()
     size_since_s: float = 0.0
     """When it took its present size."""
+    samples: float = 0.0
+    """Samples trained so far."""
+
+
+class PoolHistory(Struct, frozen=True, kw_only=True):
+    """What a pool has seen of its nodes' comings and goings: the ground of every forecast.
+
+    `ended[i]` counts fragments that the cluster ended after 2**(i/2) to 2**((i+1)/2) seconds (shorter ones: i = 0);
+    fragments that we ended ourselves say nothing about the cluster and are left out.
+    """
+
+    since_s: float | None = None
+    """When the first node joined."""
+    n_leave_events: int = 0
+    """Times at which one or more nodes left."""
+    ended: tuple[int, ...] = ()
+
+    def joined(self, now_s: float) -> PoolHistory:
+        """A node has come."""
+        return self if self.since_s is not None else msgspec.structs.replace(self, since_s=now_s)
+
+    def left(self, stays_s: Iterable[float]) -> PoolHistory:
+        """The cluster has taken nodes back, all at once, after these stays in seconds."""
+        ended = list(self.ended)
+        for stay_s in stays_s:
+            i = int(2.0 * math.log2(max(stay_s, 1.0)))
+            ended.extend([0] * (i + 1 - len(ended)))
+            ended[i] += 1
+        return PoolHistory(since_s=self.since_s, n_leave_events=self.n_leave_events + 1, ended=tuple(ended))
 
 
 class Snapshot(Struct, frozen=True, kw_only=True):
@@ -206,6 +246,7 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     """In order of arrival."""
     profiling: Profiling | None = None
     """The profile run under way, as the last accepted plan set it."""
+    history: PoolHistory = PoolHistory()
 
 
 class Profiling(Struct, frozen=True, kw_only=True):
