@@ -7,7 +7,7 @@ event and is dropped when the generation has moved on. At most one Solve is unde
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -130,11 +130,13 @@ class Controller:
                     scales=tuple(job.scales[n] for n in sorted(job.scales)),
                     costs=job.costs,
                     size_since_s=job.size_since_s,
+                    samples=float(job.samples),
                 )
                 for job in state.active_jobs
                 if job.phase is not JobPhase.STOPPING
             ),
             profiling=state.profiling,
+            history=state.history,
         )
 
     # -- pool ----------------------------------------------------------------------------------------------------
@@ -199,6 +201,7 @@ class Controller:
 
     def _on_nodes_joined(self, event: e.NodesJoined) -> None:
         state = self.state
+        state.history = state.history.joined(self._turn.now)
         for spec in event.nodes:
             old = state.nodes.get(spec.name)
             holder = event.holding.get(spec.name)
@@ -230,6 +233,7 @@ class Controller:
     def _on_nodes_reclaimed(self, event: e.NodesReclaimed) -> None:
         """The reflex: no solver between the cluster's wish and the shrink."""
         state = self.state
+        self._remember_leave(event.nodes)
         touched: dict[str, JobState] = {}
         free: list[NodeName] = []
         for name in event.nodes:
@@ -256,7 +260,15 @@ class Controller:
             self._turn.changed()
 
     def _on_nodes_lost(self, event: e.NodesLost) -> None:
+        self._remember_leave(event.nodes)
         self._turn.lose(event.nodes)
+
+    def _remember_leave(self, names: Sequence[NodeName]) -> None:
+        """How long the nodes that the cluster takes now have stayed, for forecasts."""
+        nodes = [self.state.nodes[name] for name in names if name in self.state.nodes]
+        stays_s = [self._turn.now - node.joined_s for node in nodes if node.usable]
+        if stays_s:
+            self.state.history = self.state.history.left(stays_s)
 
     def _on_nodes_released(self, event: e.NodesReleased) -> None:
         self._turn.lose(event.nodes)

@@ -20,6 +20,7 @@ from .model import (
     NodePhase,
     NodeSpec,
     Plan,
+    PoolHistory,
     Profiling,
     ScaleStats,
 )
@@ -151,6 +152,7 @@ class State:
     dirty: bool = False
     """Whether something changed that a plan would care about."""
     profiling: Profiling | None = None
+    history: PoolHistory = field(default_factory=PoolHistory)
     review_s: float | None = None
     stopping: bool = False
     stopped: bool = False
