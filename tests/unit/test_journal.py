@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import sqlite3
@@ -12,6 +13,7 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from hypothesis import given, settings
@@ -23,6 +25,7 @@ from sunfleck.core.events import (
     JobSubmitted,
     NodesJoined,
     NodesReclaimed,
+    NodesReleased,
     PlanReady,
     PoolStarted,
     Progress,
@@ -512,3 +515,59 @@ def test_archive_on_a_read_only_medium_is_readable(small_disk: Path) -> None:
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     assert events_of(path) == [reclaim(1)]
     assert "writable" in refusal(path)
+
+
+# -- the documentation -------------------------------------------------------------------------------------------
+
+DOC = Path(__file__).resolve().parents[2] / "docs" / "journal.md"
+
+
+def code_blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", DOC.read_text(), re.S)
+
+
+def test_documentation_names_every_event() -> None:
+    missing = [kind.__name__ for kind in get_args(AnyEvent) if not re.search(rf"\b{kind.__name__}\b", DOC.read_text())]
+    assert missing == []
+
+
+def test_documented_schema_is_the_real_one(tmp_path: Path) -> None:
+    with open_journal(tmp_path / "j.db"):
+        real = sqlite3.connect(tmp_path / "j.db")
+    documented = sqlite3.connect(":memory:")
+    documented.executescript(code_blocks("sql")[0])
+    for table in ("meta", "events"):
+        columns = f"SELECT name, type, \"notnull\", pk FROM pragma_table_info('{table}')"
+        assert documented.execute(columns).fetchall() == real.execute(columns).fetchall()
+    indexes = "SELECT name FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL"
+    assert documented.execute(indexes).fetchall() == real.execute(indexes).fetchall()
+    documented.close()
+    real.close()
+
+
+def test_documented_queries_run(tmp_path: Path) -> None:
+    with open_journal(tmp_path / "j.db") as journal:
+        journal.append(1.0, RoundFormed(job="j1", round=0, nodes=("n1", "n2"), step=0, took_s=0.5, stall_s=0.25))
+        journal.append(2.0, NodesReleased(nodes=("n2",), handback_s=0.125))
+        journal.append(3.0, Progress(job="j1", round=0, n_nodes=1, step=1, epoch=0, samples=8, dt_s=1.0,
+                                     metrics={"loss": 0.5}))  # fmt: skip
+    (in_shell,) = re.findall(r'"(SELECT .*)"', code_blocks("sh")[0])
+    in_sql = [statement for statement in code_blocks("sql")[1].split(";") if statement.strip()]
+    db = sqlite3.connect(tmp_path / "j.db")
+    last, sizes, handbacks, losses = (db.execute(statement).fetchall() for statement in [in_shell, *in_sql])
+    db.close()
+    assert [row[0] for row in last] == [3, 2, 1]
+    assert sizes == [(1.0, "j1", 2, "rescale", 0.25)]
+    assert handbacks == [(2.0, "n2", 0.125)]
+    assert losses == [(3.0, 0.5)]
+
+
+def test_documented_python_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with open_journal(tmp_path / "journal.db") as journal:
+        journal.append(1.0, JobSubmitted(job="j1", spec=JobSpec(name="a")))
+    (code,) = code_blocks("python")
+    exec(compile(code, str(DOC), "exec"), {})
+    assert capsys.readouterr().out == "[(1.0, 0)]\n"
