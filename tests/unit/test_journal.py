@@ -451,6 +451,58 @@ def test_foreign_writer_is_waited_out(tmp_path: Path) -> None:
     assert events_of(path) == [reclaim(1)]
 
 
+@pytest.mark.parametrize("how", ["deleted", "moved away", "deleted with its log"])
+def test_deleted_journal_is_written_anew(tmp_path: Path, how: str) -> None:
+    path = tmp_path / "j.db"
+    with open_journal(path) as journal:
+        for i in range(100):
+            journal.append(float(i), reclaim(i))
+            journal.commit()
+        path.rename(tmp_path / "old.db") if how == "moved away" else path.unlink()
+        if how == "deleted with its log":
+            (tmp_path / "j.db-wal").unlink()
+            (tmp_path / "j.db-shm").unlink()
+        for i in range(100, 200):
+            journal.append(float(i), reclaim(i))
+            journal.commit()
+        assert journal.fault is None
+        assert events_of(path) == [reclaim(i) for i in range(200)]
+    with open_journal(path) as journal:
+        assert [entry.event for entry in journal.iterate()] == [reclaim(i) for i in range(200)]
+        assert journal.meta.created_s == 1.0
+    assert sorted(p.name for p in tmp_path.iterdir() if p.name != "old.db") == ["j.db", "j.db.lock"]
+
+
+def test_journal_whose_folder_is_gone_waits_for_it(tmp_path: Path) -> None:
+    folder = tmp_path / "pool"
+    with open_journal(folder / "j.db") as journal:
+        journal.append(1.0, reclaim(1))
+        journal.commit()
+        folder.rename(tmp_path / "aside")
+        journal.append(2.0, reclaim(2))
+        with pytest.raises(JournalUnavailable, match=r"is gone .*1 events wait"):
+            journal.commit()
+        (tmp_path / "aside").rename(folder)
+        journal.commit()
+    assert events_of(folder / "j.db") == [reclaim(1), reclaim(2)]
+
+
+def test_replaced_journal_is_not_written_to(tmp_path: Path) -> None:
+    path = tmp_path / "j.db"
+    with open_journal(path) as journal:
+        journal.append(1.0, reclaim(1))
+        journal.commit()
+        path.rename(tmp_path / "own.db")
+        path.write_text("somebody else's")
+        journal.append(2.0, reclaim(2))
+        with pytest.raises(JournalUnavailable, match="put the pool's own file back"):
+            journal.commit()
+        assert path.read_text() == "somebody else's"
+        (tmp_path / "own.db").rename(path)
+        journal.commit()
+    assert events_of(path) == [reclaim(1), reclaim(2)]
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A real file system of 2 MiB."""

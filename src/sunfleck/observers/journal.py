@@ -24,7 +24,19 @@ import msgspec
 from sunfleck.core.errors import JournalUnavailable
 from sunfleck.core.events import AnyEvent, Progress, TimeReached
 
-from .journal_file import SCHEMA, JournalUnusable, Lock, Meta, close_file, connect, create, explain, read_meta
+from .journal_file import (
+    SCHEMA,
+    JournalUnusable,
+    Lock,
+    Meta,
+    close_file,
+    connect,
+    create,
+    explain,
+    identity,
+    read_meta,
+    rewrite,
+)
 
 DEFAULT_BUFFER_BYTES = 64 * 1024 * 1024
 """What may wait in memory while the disk refuses. A busy pool writes about 1 MB a minute."""
@@ -93,6 +105,7 @@ class Journal:
         self.n_dropped = 0
         """Events given up because the memory buffer was full too; their seq is missing from the file."""
         self._db = db
+        self._identity = identity(path)
         self._lock = lock
         self._buffer_bytes = buffer_bytes
         self._pending: deque[Row] = deque()
@@ -166,13 +179,14 @@ class Journal:
         in memory and is tried again by the next commit, so call it every turn, faulty or not. A long backlog is
         written in chunks, so that a turn of a full disk costs one failed insert and not thousands.
         """
+        if self._pending:
+            self._stay_in_place()
         while self._pending:
             chunk = [self._pending[i] for i in range(min(_CHUNK_ROWS, len(self._pending)))]
             try:
                 self._write(chunk)
             except sqlite3.Error as error:
-                self.fault = f"{explain(error, self.path)} ({self._waiting()})"
-                raise JournalUnavailable(self.fault) from error
+                raise self._unavailable(explain(error, self.path)) from error
             for row in chunk:
                 self._pending.popleft()
                 self._pending_bytes -= _size(row)
@@ -224,9 +238,23 @@ class Journal:
             self._db.execute("PRAGMA wal_checkpoint(PASSIVE)")
             self._write(chunk)
 
-    def _waiting(self) -> str:
-        text = f"{len(self._pending)} events wait in memory"
-        return text if not self.n_dropped else f"{text}, {self.n_dropped} were dropped"
+    def _stay_in_place(self) -> None:
+        """Notice a file that was deleted or replaced: SQLite would not, and what it writes then is lost."""
+        found = identity(self.path)
+        if found == self._identity:
+            return
+        if found is not None:
+            raise self._unavailable(f"{self.path} was replaced by another file: put the pool's own file back")
+        try:
+            self._db = rewrite(self._db, self.path)
+        except (sqlite3.Error, OSError) as error:
+            raise self._unavailable(f"{self.path} is gone and cannot be written anew ({error}): make room") from error
+        self._identity = identity(self.path)
+
+    def _unavailable(self, what: str) -> JournalUnavailable:
+        dropped = f", {self.n_dropped} were dropped" if self.n_dropped else ""
+        self.fault = f"{what} ({len(self._pending)} events wait in memory{dropped})"
+        return JournalUnavailable(self.fault)
 
     def _thin(self) -> None:
         """Make room: first of measurements (nothing is folded wrongly without them), then of the oldest events.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import sqlite3
@@ -69,6 +70,11 @@ class Lock:
             try:
                 fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
+                if error.errno not in (errno.EACCES, errno.EAGAIN):
+                    os.close(fd)
+                    raise JournalUnusable(
+                        f"cannot lock {lock_file} ({error.strerror}): choose a folder on a local disk"
+                    ) from error
                 holder = os.pread(fd, 32, 0).decode(errors="replace").strip()
                 os.close(fd)
                 who = f" by process {holder}" if holder.isdigit() else ""
@@ -90,6 +96,33 @@ class Lock:
                 self.released = True
                 self._mine.discard(self._file)
                 os.close(self._fd)
+
+
+def identity(file: Path) -> tuple[int, int] | None:
+    """Tells whether a path still names the same file; None when there is none."""
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def rewrite(db: sqlite3.Connection, file: Path) -> sqlite3.Connection:
+    """Write a file that was deleted under an open connection anew from that connection, which still has everything;
+    SQLite itself would go on writing where nobody can ever read. Returns the new connection, with `db` closed.
+
+    Raises sqlite3.Error or OSError where there is no room for the new file; `db` goes on as it was then.
+    """
+    draft = file.with_name(file.name + ".draft")
+    draft.unlink(missing_ok=True)
+    db.execute("VACUUM INTO ?", (str(draft),))
+    for suffix in ("-wal", "-shm"):  # a log of the old file would be taken for one of the new
+        file.with_name(file.name + suffix).unlink(missing_ok=True)
+    draft.replace(file)
+    db.close()  # before the new one is opened: closing removes the log by its name
+    db = connect(file, read_only=False)
+    db.execute("PRAGMA journal_mode=WAL")
+    return db
 
 
 def close_file(db: sqlite3.Connection | None, lock: Lock | None) -> None:
