@@ -95,7 +95,8 @@ class Comm:
         work.get_future().add_done_callback(ended)
 
     def wait(self, work: Any, poll: Callable[[], bool] | None = None) -> None:
-        """Wait for a work. `poll` is asked now and then and ends the wait by returning True (raises Superseded)."""
+        """Wait for a work. `poll` is asked now and then and ends the wait by returning True (raises Superseded); not for
+        send and recv, whose works gloo only completes while somebody waits."""
         if work is None:
             return
         if poll is not None:

@@ -206,14 +206,15 @@ class Membership:
         if gone is None:
             return []
         expected = gone.phase is Phase.LEAVING or gone.left or gone.killed or self.ending is not Ending.NO
+        by_itself = code == 0 and not expected
         self._out.append(
-            Emit(WorkersLeft(job=self.job, nodes=(worker.node,), planned=expected, detail="" if expected else _why(code)))
+            Emit(WorkersLeft(job=self.job, nodes=(worker.node,), planned=expected or by_itself, detail="" if expected else _why(code)))
         )
         if expected:
             if gone.left and worker.node in self.target and gone.phase is not Phase.LEAVING:
                 self._retry_at[worker.node] = now + RESTART_DELAY_S  # its node told it to go; the controller will know
             return self._reconcile(now)
-        if code == 0:
+        if by_itself:
             return self._finish(now)
         if code > 0:
             where = "before it reached its first epoch" if gone.phase is Phase.BOOTING else "while training"
@@ -303,7 +304,8 @@ class Membership:
         return []
 
     def done(self, worker: WorkerId, now: float) -> list[Instruction]:
-        return self._finish(now) if str(worker) in self.workers else []
+        """Its program says that it has ended. Believed when its exit status says the same."""
+        return []
 
     def raised(self, worker: WorkerId, error: str, now: float) -> list[Instruction]:
         """The exit that follows carries the last lines of its log; until then this line stands."""

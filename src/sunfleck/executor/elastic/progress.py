@@ -156,9 +156,9 @@ class Meter:
 
 def number(name: str, value: Any) -> float:
     """A metric as a float. Raises TypeError or ValueError that name the metric."""
-    if isinstance(value, bool) or isinstance(value, (str, bytes)):
+    if isinstance(value, (bool, str, bytes)):
         raise TypeError(f"run.report({name}=...): {value!r} is not a number")
     try:
-        return float(value)
+        return float(value.detach() if hasattr(value, "detach") else value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(f"run.report({name}=...): a {type(value).__name__} is not one number") from error

@@ -356,7 +356,8 @@ class Session:
                         f"({said[0]['worker']}): every worker must build the same"
                     )
             self._share_state(comm, said, lambda: rounds.newer_than(form.round))
-        except BaseException:
+        except BaseException as error:
+            comm.fail(error)
             comm.close_behind()
             raise
         comm.remember_sockets()
@@ -391,10 +392,10 @@ class Session:
         if comm.rank in sources:
             mine = [r for i, r in enumerate(needy) if sources[i % len(sources)] == comm.rank]
             if mine:
-                send_state(comm, lineage.capture(copy=False), mine, superseded)
+                send_state(comm, lineage.capture(copy=False), mine)
         elif comm.world > 1:
             source = sources[needy.index(comm.rank) % len(sources)]
-            value = recv_state(comm, source, superseded)
+            value = recv_state(comm, source)
             lineage.restore(value, f"the state of {said[source]['worker']}")
         # Everybody has it, and every connection that training needs is made.
         if comm.world > 1:

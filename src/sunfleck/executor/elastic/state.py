@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 from collections import OrderedDict
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -74,8 +73,8 @@ def loads(data: bytes) -> Any:
     return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
 
 
-def send_state(comm: Any, value: Any, targets: list[int], superseded: Callable[[], bool]) -> None:
-    """Send `value` to each of these ranks. Raises CommFailed, or Superseded when `superseded` says so."""
+def send_state(comm: Any, value: Any, targets: list[int]) -> None:
+    """Send `value` to each of these ranks. Raises CommFailed."""
     tensors: list[Any] = []
     skeleton = split(value, tensors)
     described = [(tuple(t.shape), t.dtype, t.device.type) for t in tensors]
@@ -90,15 +89,15 @@ def send_state(comm: Any, value: Any, targets: list[int], superseded: Callable[[
             if part.numel():
                 works.append(comm.send(part, target))
     for work in works:
-        comm.wait(work, superseded)
+        comm.wait(work)
 
 
-def recv_state(comm: Any, source: int, superseded: Callable[[], bool]) -> Any:
-    """What `send_state` of rank `source` sends us. Raises CommFailed or Superseded."""
+def recv_state(comm: Any, source: int) -> Any:
+    """What `send_state` of rank `source` sends us. Raises CommFailed."""
     size = torch.zeros(1, dtype=torch.int64)
-    comm.wait(comm.recv(size, source), superseded)
+    comm.wait(comm.recv(size, source))
     head = torch.empty(int(size.item()), dtype=torch.uint8)
-    comm.wait(comm.recv(head, source), superseded)
+    comm.wait(comm.recv(head, source))
     record = loads(head.numpy().tobytes())
     tensors: list[Any] = [torch.empty(shape, dtype=dtype) for shape, dtype, _ in record["tensors"]]
     small = [t for t in tensors if is_small(t)]
@@ -106,7 +105,7 @@ def recv_state(comm: Any, source: int, superseded: Callable[[], bool]) -> Any:
     works = [comm.recv(packed, source)] if packed.numel() else []
     works += [comm.recv(t.reshape(-1).view(torch.uint8), source) for t in tensors if not is_small(t)]
     for work in works:
-        comm.wait(work, superseded)
+        comm.wait(work)
     at = 0
     for tensor in small:
         n_bytes = tensor.numel() * tensor.element_size()

@@ -117,6 +117,7 @@ def gradient_hook(comm: Comm, weight: Callable[[], float], after_last: Callable[
             after_last()
         return future
 
+    hook.__annotations__.clear()  # DDP compares annotations by identity, and ours are strings
     return hook
 
 
