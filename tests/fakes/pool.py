@@ -194,14 +194,22 @@ class Pool:
         )
 
 
+def alive(pid: int) -> bool:
+    """Whether the process exists; a zombie that nobody has waited for yet does not count."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 def end_zygotes(run_dir: Path) -> None:
-    for path in run_dir.glob("z-*.pid"):
+    for pid in zygote_pids(run_dir):
         try:
-            process = psutil.Process(int(path.read_text()))
+            process = psutil.Process(pid)
             if str(run_dir) in " ".join(process.cmdline()):
                 process.terminate()
-                process.wait(10)
-        except (psutil.Error, ValueError, OSError):
+                wait_for(lambda process=process: not alive(process.pid), "end of the zygote")
+        except psutil.Error:
             continue
 
 

@@ -84,6 +84,8 @@ class _Node:
         self.spec, self.timetable = spec, timetable
         self.phase = Phase.ABSENT
         self.agent: Watched | None = None
+        self.adopted = False
+        """Its agent was started by an earlier controller, and may hold a worker: it is heard before it must go."""
         self.deadline: Timer | None = None
         self.asked_back_at = 0.0
         self.why_killed = ""
@@ -185,7 +187,7 @@ class LocalCluster:
             self._start_agent(node)
         elif node.phase is Phase.JOINED and not here:
             self._reclaim(node, now_s)
-        elif node.phase is Phase.STARTING and not here:
+        elif node.phase is Phase.STARTING and not here and not node.adopted:
             self._kill(node, "its offer ended before it had joined")
 
     def _adopt(self, node: _Node) -> None:
@@ -194,6 +196,7 @@ class LocalCluster:
         if pid is not None:
             node.phase = Phase.STARTING
             self._shares.procs_file(node.spec.name)
+            node.adopted = True
             self._follow(node, pid, None)
 
     def _start_agent(self, node: _Node) -> None:
@@ -212,7 +215,7 @@ class LocalCluster:
                 start_new_session=True,
             )
         self._pid_path(node).write_text(str(child.pid))  # now, so that a successor of ours cannot miss it
-        node.phase = Phase.STARTING
+        node.phase, node.adopted = Phase.STARTING, False
         self._follow(node, child.pid, child)
 
     def _follow(self, node: _Node, pid: int, child: subprocess.Popen[bytes] | None) -> None:
