@@ -217,7 +217,7 @@ def up(flags: Mapping[str, Any] | None = None, *, fresh: bool = False, timeout_s
     with log.open("ab") as output:
         start = output.tell()
         process = subprocess.Popen(
-            arguments, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True, cwd="/"
+            arguments, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
         )
     pool = Pool(config)
     deadline = time.monotonic() + timeout_s
