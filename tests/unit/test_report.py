@@ -14,7 +14,7 @@ import pytest
 
 from sunfleck.core import events as ev
 from sunfleck.core.errors import SunfleckError
-from sunfleck.core.model import JobSpec, NodeSpec, Plan, Target
+from sunfleck.core.model import JobSpec, NodeSpec, Plan, Profiling, Target
 from sunfleck.observers.live import CurvePoint
 from sunfleck.observers.report import measured_curves, node_picture, page, write
 from sunfleck.observers.summary import summary
@@ -122,7 +122,11 @@ def busy_pool(
                     del holds[job]
                     changed = True
         if changed and holds:
-            out.append((now, ev.PlanReady(generation=half, plan=Plan(jobs=(), solver="knapsack"), solve_s=0.0004)))
+            profiling = None
+            if half < 60:
+                profiling = Profiling(job=next(iter(holds)), n_nodes=max(1, 4 - half // 10), since_s=now)
+            plan = Plan(jobs=(), solver="knapsack", profiling=profiling)
+            out.append((now, ev.PlanReady(generation=half, plan=plan, solve_s=0.0004)))
             share(now + 0.1)
     out.append((start_s + length_s, ev.PoolStopRequested()))
     return sorted(out, key=lambda entry: entry[0])
@@ -188,7 +192,9 @@ def test_page_stands_alone_and_its_ids_are_unique(html: str) -> None:
 def test_page_shows_numbers_jobs_pictures_and_definitions(view: PoolView, html: str) -> None:
     numbers = summary(view, {}, view.last_s)
     assert html.count("<svg") == 3
-    for text in ("Pool demo", "cnn", "mlp", "transformer", "gru", "How the numbers are defined", "Nodes over time"):
+    for text in ("plan found in", "strip on top", "Pool demo", "How the numbers are defined", "Nodes over time"):
+        assert text in html
+    for text in ("cnn", "mlp", "transformer", "gru"):
         assert text in html
     assert f"{numbers.node_seconds_used:.0f} of {numbers.node_seconds_offered:.0f} node-seconds offered" in html
     assert "reclaimed" in html

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 
 import msgspec
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from sunfleck.core import events as ev
 from sunfleck.core.model import JobPhase, JobSpec, NodeSpec, Plan, PlannedJob, Profiling, Target
 from sunfleck.observers.summary import most_held, node_seconds, percentile, summary
+from sunfleck.observers.timelines import RESOLUTION
 from sunfleck.observers.views import PoolView, fold
 
 Entry = tuple[float, ev.AnyEvent]
@@ -165,6 +167,29 @@ def test_phases_as_events_tell_them() -> None:
     assert seen == [JobPhase.QUEUED, JobPhase.RUNNING, JobPhase.PAUSED, JobPhase.RUNNING, JobPhase.FAILED]
 
 
+def test_long_series_are_thinned_and_keep_their_ends() -> None:
+    view = PoolView(keep_ledger=False)
+    for i in range(100_000):
+        view.add(float(i), progress("A", i, loss=float(i)))
+    job = view.jobs["A"]
+    series = job.metrics["loss"]
+    assert (series[0], series[-1]) == ((0.0, 0.0), (99_999.0, 99_999.0))
+    assert len(series) < 2 * RESOLUTION * (1 + math.log(100_000 / RESOLUTION))
+    assert all(later - earlier <= 2 * 100_000 / RESOLUTION for (earlier, _), (later, _) in pairwise(series))
+    assert job.metric("loss") == 99_999.0
+    assert job.samples == 99_999
+
+
+def test_ledger_is_kept_only_where_it_is_wanted() -> None:
+    span = ev.SamplesCommitted(
+        job="A", round=0, epoch=0, step_from=0, step_to=1, cursor_from=0, cursor_to=8, n_samples=8, index_hash=1
+    )
+    for keep in (True, False):
+        view = PoolView(keep_ledger=keep)
+        view.add(0.0, span)
+        assert view.jobs["A"].spans == ([span] if keep else [])
+
+
 def test_target_of_the_job_itself_is_used_unless_another_is_given() -> None:
     own = ev.JobSubmitted(job="A", spec=JobSpec(name="a", target=Target(metric="accuracy", value=0.5)))
     view = fold([(0.0, own), (1.0, progress("A", 1, accuracy=0.6))])
@@ -312,7 +337,7 @@ def test_percentile_of_nothing() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 6), st.integers(1, 3)), max_size=4), st.integers(0, 12))
-@settings(max_examples=300)
+@settings(max_examples=200, deadline=None)
 def test_most_held_is_the_best_of_all_assignments(jobs: list[tuple[int, int, int]], n_nodes: int) -> None:
     specs = [(lo, lo + more, step) for lo, more, step in jobs]
     sums = {0}
@@ -358,7 +383,7 @@ def timed(stream: list[tuple[int, ev.AnyEvent]]) -> list[Entry]:
 
 
 @given(STREAMS)
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_any_history_folds_into_a_consistent_view(stream: list[tuple[int, ev.AnyEvent]]) -> None:
     view = fold(timed(stream))
     members = {name: job.job for job in view.jobs.values() for name in job.nodes}
@@ -381,7 +406,7 @@ def test_any_history_folds_into_a_consistent_view(stream: list[tuple[int, ev.Any
 
 
 @given(STREAMS)
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_sweep_equals_counting_every_instant(stream: list[tuple[int, ev.AnyEvent]]) -> None:
     """Events fall on whole seconds, so what holds at half past a second holds for the whole of it."""
     entries = timed(stream)

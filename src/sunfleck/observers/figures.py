@@ -86,6 +86,10 @@ def nodes_figure(view: PoolView, now_s: float, *, alone: bool = False, form: str
         if losses:
             axes.plot(*zip(*losses, strict=True), "x", color=ink, markersize=5, markeredgewidth=1.6)
             key.append(Line2D([], [], color=ink, marker="x", linestyle="", markeredgewidth=1.6, label="lost"))
+        for restart_s in view.restarts_s:
+            axes.axvline(restart_s - origin_s, color=ink, linestyle=":", linewidth=1.2)
+        if view.restarts_s:
+            key.append(Line2D([], [], color=ink, linestyle=":", linewidth=1.2, label="new controller"))
         axes.set_ylim(len(names) - 0.4, -0.6)
         axes.set_xlim(0.0, max(now_s - origin_s, 1e-9))
         if len(names) <= _LABELLED_NODES:
@@ -112,6 +116,11 @@ def jobs_figure(view: PoolView, targets: Mapping[JobId, Target], now_s: float, j
             job, colour = view.jobs[name], colours[name]
             size_axes, metric_axes, rate_axes = grid[row]
             _size(size_axes, job, colour, origin_s, now_s)
+            for profile in view.profiles:
+                if profile.job == name:
+                    end_s = now_s if profile.end_s is None else profile.end_s
+                    span = (profile.start_s - origin_s, end_s - origin_s)
+                    size_axes.axvspan(*span, 0.95, 1.0, color=_INK, alpha=0.6, linewidth=0)
             _metric(metric_axes, job, targets.get(name), colour, origin_s)
             times = [t - origin_s for t, _ in job.samples_per_s]
             rate_axes.plot(times, [rate for _, rate in job.samples_per_s], ".", color=colour, markersize=4)

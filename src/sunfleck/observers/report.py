@@ -108,6 +108,7 @@ def page(
         nodes_svg=picture(view.nodes, lambda: figures.nodes_figure(view, end_s)),
         jobs_svg=picture(drawn, lambda: figures.jobs_figure(view, wanted, end_s, drawn)),
         curves_svg=picture(drawn_curves, lambda: figures.curves_figure(view, known, drawn_curves)),
+        profiled=bool(view.profiles),
         n_not_drawn=len(view.jobs) - len(drawn),
         jobs=_job_rows(view, result),
         points=[(view.jobs[job].spec.name, known[job]) for job in drawn_curves],
@@ -170,6 +171,10 @@ def _tiles(view: PoolView, result: Summary) -> list[Tile]:
     if stalls:
         p50, p99 = percentile(stalls, 50), percentile(stalls, 99)
         tiles.append(Tile("stall of a rescale, p50", short_time(p50), f"p99 {short_time(p99)}, {len(stalls)} rescales"))
+    if view.solves:
+        solves = [solve.solve_s for solve in view.solves]
+        p50, p99 = percentile(solves, 50), percentile(solves, 99)
+        tiles.append(Tile("plan found in, p50", short_time(p50), f"p99 {short_time(p99)}, {len(solves)} plans"))
     return tiles
 
 

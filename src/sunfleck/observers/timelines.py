@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from msgspec import Struct, field
 
 from sunfleck.core import events as ev
 from sunfleck.core.model import JobId, JobPhase, JobSpec, NodeName, NodeSpec, ScaleStats
+
+RESOLUTION = 2000
+"""Points closer together than this part of a series' length are merged: a job may run for weeks, and a view that
+kept every report would grow by megabytes an hour. The length of a series grows with the logarithm of time only."""
+
+Number = TypeVar("Number", int, float)
+
+
+def note(series: list[tuple[float, Number]], time_s: float, value: Number) -> None:
+    """Append a point; its predecessor gives way if it is too close to the one before. The last point is always the
+    last one reported, and nothing is merged in a series of RESOLUTION points or fewer."""
+    if len(series) > RESOLUTION and time_s - series[-2][0] < (time_s - series[0][0]) / RESOLUTION:
+        series[-1] = (time_s, value)
+    else:
+        series.append((time_s, value))
 
 
 class Presence(Struct, kw_only=True):
@@ -74,7 +91,7 @@ class Solve(Struct, kw_only=True):
 
 
 class JobTimeline(Struct, kw_only=True):
-    """Lists of pairs are series of (time_s, value), in order of time."""
+    """Lists of pairs are series of (time_s, value), in order of time; long ones are thinned by `note`."""
 
     job: JobId
     spec: JobSpec
@@ -103,6 +120,7 @@ class JobTimeline(Struct, kw_only=True):
     deaths: list[tuple[float, str]] = field(default_factory=list)
     """(time_s, detail) of unplanned leaves of workers, one per node."""
     spans: list[ev.SamplesCommitted] = field(default_factory=list)
+    """Its ledger, if the view keeps it."""
     dataset: ev.DatasetDescribed | None = None
     reason: str = ""
     """What the last plan said about it."""

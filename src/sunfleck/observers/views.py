@@ -19,7 +19,7 @@ from sunfleck.core import events as ev
 from sunfleck.core.model import JobId, JobPhase, JobSpec, NodeName, NodeSpec, Profiling, ScaleStats, Target
 
 from .live import CurvePoint, ExplainView, JobRow, NodeRow, PlanRow, StatusView
-from .timelines import Hold, JobTimeline, NodeTimeline, Presence, Profile, Round, Solve
+from .timelines import Hold, JobTimeline, NodeTimeline, Presence, Profile, Round, Solve, note
 
 __all__ = [
     "CurvePoint",
@@ -57,6 +57,8 @@ class PoolView(Struct, kw_only=True):
     solves: list[Solve] = field(default_factory=list)
     plan_failures: list[tuple[float, str]] = field(default_factory=list)
     profiles: list[Profile] = field(default_factory=list)
+    keep_ledger: bool = True
+    """Whether jobs keep every SamplesCommitted, to be verified. A view that lives as long as its pool need not."""
 
     def add(self, time_s: float, event: ev.AnyEvent) -> None:
         """Fold one event in."""
@@ -174,16 +176,18 @@ class PoolView(Struct, kw_only=True):
     def on_progress(self, time_s: float, event: ev.Progress) -> None:
         job = self._job(time_s, event.job)
         job.samples, job.step, job.epoch = event.samples, event.step, event.epoch
-        job.samples_at.append((time_s, event.samples))
+        note(job.samples_at, time_s, event.samples)
         for name, value in event.metrics.items():
-            job.metrics.setdefault(name, []).append((time_s, value))
+            note(job.metrics.setdefault(name, []), time_s, value)
         if event.samples_per_s is not None:
-            job.samples_per_s.append((time_s, event.samples_per_s))
+            note(job.samples_per_s, time_s, event.samples_per_s)
             scale = job.scales.get(event.n_nodes, ScaleStats(n_nodes=event.n_nodes))
             job.scales[event.n_nodes] = scale.add(event.samples_per_s, event.dt_s)
 
     def on_samples_committed(self, time_s: float, event: ev.SamplesCommitted) -> None:
-        self._job(time_s, event.job).spans.append(event)
+        job = self._job(time_s, event.job)
+        if self.keep_ledger:
+            job.spans.append(event)
 
     def on_dataset_described(self, time_s: float, event: ev.DatasetDescribed) -> None:
         self._job(time_s, event.job).dataset = event
