@@ -268,6 +268,16 @@ def test_timers_run_in_order_and_can_be_cancelled(wired: Wired) -> None:
     assert seen == ["first", "second", "third"]
 
 
+def test_a_late_listener_is_told_who_is_there(wired: Wired) -> None:
+    agent = wired.connect()
+    wired.hello(agent)
+    receive(agent)
+    late = Listener()
+    wired.fabric.subscribe(late)
+    wait_for(lambda: late.hellos)
+    assert len(wired.listener.hellos) == 1
+
+
 def test_a_listener_that_raises_does_not_stop_the_others(wired: Wired, caplog: pytest.LogCaptureFixture) -> None:
     class Bad(Listener):
         def on_agent_joined(self, hello: wire.Hello) -> None:
@@ -304,7 +314,7 @@ def test_no_pool_and_no_answer(wired: Wired, tmp_path: Path) -> None:
         with pytest.raises(PoolUnavailable, match="did not answer"):
             client.call("silence", timeout_s=0.2)
         wired.fabric.stop(forget=False)
-        with pytest.raises(PoolUnavailable, match="did not answer within 0.3 s"):
+        with pytest.raises(PoolUnavailable, match=r"did not answer within 0\.3 s"):
             client.call("echo", timeout_s=0.3)
 
 

@@ -135,7 +135,6 @@ class LocalCluster:
         self._run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._shares.open()
         self.limit_note = self._shares.note
-        self._agents.subscribe(self)
         if self._warm:
             self._prewarm = subprocess.Popen(
                 [sys.executable, "-m", "sunfleck.executor.launch.zygotes", str(self._run_dir), ",".join(self._warm)],
@@ -170,6 +169,7 @@ class LocalCluster:
         for node in self._nodes.values():
             self._adopt(node)
             self._drive(node)
+        self._agents.subscribe(self)  # not before: who calls in must be known
 
     def _drive(self, node: _Node) -> None:
         """Start or reclaim the node if it is time to, and come back at the next change."""

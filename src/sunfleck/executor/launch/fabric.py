@@ -168,15 +168,23 @@ class Fabric:
                 if choice == 0 or port:
                     what = f"port {choice}" if choice else "any port"
                     raise SunfleckError(
-                        f"cannot listen for {whom} on {self._host}, {what}: {os.strerror(error.errno)}; give another host or"
-                        " port, or 0 to have a free port chosen"
+                        f"cannot listen for {whom} on {self._host}, {what}: {os.strerror(error.errno or 0)};"
+                        " give another host or port, or 0 to have a free port chosen"
                     ) from error
         raise AssertionError("unreachable")
 
     # -- what others use -----------------------------------------------------------------------------------------
 
     def subscribe(self, listener: AgentListener) -> None:
-        self._listeners.append(listener)
+        """A listener that comes late is told of the agents that are there already."""
+        if self._thread.ident is None:
+            self._listeners.append(listener)
+        elif threading.current_thread() is self._thread:
+            self._listeners.append(listener)
+            for link in list(self._links.values()):
+                self._guard(lambda link=link: listener.on_agent_joined(link.hello))  # type: ignore[misc]
+        else:
+            self.post(lambda: self.subscribe(listener))
 
     def post(self, action: Callable[[], None]) -> None:
         self._posted.append(action)

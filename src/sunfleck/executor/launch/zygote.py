@@ -282,7 +282,7 @@ class Zygote:
 
     def fork(self, request: dict[str, Any], output: int) -> int | None:
         parent = os.getpid()
-        old = signal.pthread_sigmask(signal.SIG_BLOCK, range(1, signal.NSIG))
+        old = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             pid = os.fork()
             if pid == 0:

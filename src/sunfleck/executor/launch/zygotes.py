@@ -216,4 +216,5 @@ def reap() -> None:
 
 
 if __name__ == "__main__":
-    Zygotes(Path(sys.argv[1]), linger_s=120.0).link(tuple(filter(None, sys.argv[2].split(","))), os.environ, os.getcwd())
+    modules = tuple(filter(None, sys.argv[2].split(",")))
+    Zygotes(Path(sys.argv[1]), linger_s=120.0).link(modules, os.environ, os.getcwd())
