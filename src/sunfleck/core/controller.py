@@ -20,6 +20,7 @@ from .commands import (
     Solve,
 )
 from .model import (
+    Costs,
     JobPhase,
     JobSpec,
     JobView,
@@ -47,6 +48,8 @@ class ControllerConfig:
     plan_retry_s: float = 1.0
     capacity: int | None = None
     """Most nodes this pool can ever have, where that is known."""
+    costs: Costs = Costs()
+    """What a new job's changes of size are assumed to cost until they are measured."""
 
 
 class Controller:
@@ -279,7 +282,7 @@ class Controller:
         state = self.state
         if event.job in state.jobs:
             return
-        job = JobState(job=event.job, spec=event.spec, submitted_s=self._turn.now, phase_since_s=self._turn.now)
+        job = JobState(job=event.job, spec=event.spec, submitted_s=self._turn.now, phase_since_s=self._turn.now, costs=self.config.costs)
         if event.spec.architecture:
             job.scales = state.architectures.setdefault(event.spec.architecture, {})
         state.jobs[event.job] = job
