@@ -45,6 +45,7 @@ from sunfleck.executor.launch.wire import (
     ToWorker,
     WorkerExited,
     WorkerId,
+    WorkerStarted,
 )
 
 from . import WARM
@@ -96,6 +97,10 @@ class Supervisor:
     def stop(self, on_quiet: Callable[[], None]) -> None:
         """End every worker and store at once; call `on_quiet` when none is left."""
         self._on_quiet = on_quiet
+        for held in self._jobs.values():
+            if held.timer is not None:
+                held.timer.cancel()
+        self._jobs.clear()
         for node, workers in self._running.items():
             for worker in workers:
                 self._agents.send(node, StopWorker(worker=worker, grace_s=0.0))
@@ -128,6 +133,8 @@ class Supervisor:
                     self._stores.ready(worker, payload.port)
                 elif worker.job in self._jobs:
                     self._hear(worker, payload)
+            case WorkerStarted(worker=worker):
+                self._running.setdefault(node, set()).add(worker)
             case WorkerExited(worker=worker):
                 self._running.get(node, set()).discard(worker)
                 self._exited(worker, message.code, message.last_lines)
