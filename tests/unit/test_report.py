@@ -317,19 +317,24 @@ def test_measured_curves_are_means_of_settled_reports() -> None:
     assert two.stderr_per_s == pytest.approx(2.0)
 
 
-def test_write_makes_the_folder_and_leaves_no_draft(view: PoolView, tmp_path: Path) -> None:
-    path = write(tmp_path / "out" / "r.html", view, summary(view, {}, view.last_s), title="T")
+@pytest.fixture
+def tiny() -> PoolView:
+    return fold([(0.0, ev.PoolStarted(pool="p", version="1")), (1.0, ev.NodesJoined(nodes=(NodeSpec(name="n1"),)))])
+
+
+def test_write_makes_the_folder_and_leaves_no_draft(tiny: PoolView, tmp_path: Path) -> None:
+    path = write(tmp_path / "out" / "r.html", tiny, summary(tiny, {}, tiny.last_s), title="T")
     assert path.read_text().startswith("<!doctype html>")
     assert [p.name for p in path.parent.iterdir()] == ["r.html"]
 
 
-def test_write_where_nothing_can_be_written(view: PoolView, tmp_path: Path) -> None:
+def test_write_where_nothing_can_be_written(tiny: PoolView, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(SunfleckError, match="choose another path"):
-        write(tmp_path / "file" / "r.html", view, summary(view, {}, view.last_s))
+        write(tmp_path / "file" / "r.html", tiny, summary(tiny, {}, tiny.last_s))
     (tmp_path / "folder").mkdir()
     with pytest.raises(SunfleckError, match="choose another path"):
-        write(tmp_path / "folder", view, summary(view, {}, view.last_s))
+        write(tmp_path / "folder", tiny, summary(tiny, {}, tiny.last_s))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "folder"]
 
 

@@ -132,14 +132,14 @@ def jobs_figure(view: PoolView, targets: Mapping[JobId, Target], now_s: float, j
             _time_axis(axes)
         grid[0][0].set_xlim(0.0, max(now_s - origin_s, 1e-9))
 
-    return _save(draw, (9.6, 0.5 + 1.55 * len(jobs)), "jobs")
+    return _save(draw, (9.6, 0.5 + 1.55 * len(jobs)), "jobs", grid=(len(jobs), 3))
 
 
 def curves_figure(view: PoolView, curves: Curves, jobs: Sequence[JobId]) -> bytes:
     """Throughput by size: measured points with their standard error, assumed ones hollow, and perfect scaling from
     the smallest measured size."""
     colours = job_colours(view.jobs)
-    n_columns = min(4, len(jobs))
+    n_columns = 4
     n_rows = -(-len(jobs) // n_columns)
 
     def draw(figure: Figure) -> None:
@@ -177,7 +177,7 @@ def curves_figure(view: PoolView, curves: Curves, jobs: Sequence[JobId]) -> byte
         for row in grid:
             row[0].set_ylabel("samples/s")
 
-    return _save(draw, (9.6 if n_columns > 2 else 3.2 * n_columns, 2.3 * n_rows), "curves")
+    return _save(draw, (9.6, 2.3 * n_rows), "curves", grid=(n_rows, n_columns))
 
 
 # -- parts -------------------------------------------------------------------------------------------------------
@@ -245,10 +245,17 @@ def _ink(alone: bool) -> str:
 
 
 def _save(
-    draw: Callable[[Figure], None], size: tuple[float, float], salt: str, *, alone: bool = False, form: str = "svg"
+    draw: Callable[[Figure], None],
+    size: tuple[float, float],
+    salt: str,
+    *,
+    grid: tuple[int, int] | None = None,
+    alone: bool = False,
+    form: str = "svg",
 ) -> bytes:
     """Draw on a figure of `size` inches. `salt` keeps the ids of several SVGs in one page apart, and equal from run
-    to run."""
+    to run. `grid` (rows, columns): so many panels with fixed margins, in inches; to let matplotlib find margins for
+    many panels takes it several seconds."""
     try:
         import matplotlib
         from matplotlib.figure import Figure as NewFigure
@@ -273,8 +280,19 @@ def _save(
     }
     out = io.BytesIO()
     with matplotlib.rc_context(look):
-        figure = NewFigure(figsize=size, layout="constrained", facecolor="white" if alone else "none")
+        figure = NewFigure(figsize=size, layout=None if grid else "constrained", facecolor="white" if alone else "none")
         draw(figure)
+        if grid:
+            n_rows, n_columns = grid
+            width, height = (size[0] - 0.95) / n_columns, (size[1] - 0.85) / n_rows
+            figure.subplots_adjust(
+                left=0.7 / size[0],
+                right=1 - 0.25 / size[0],
+                bottom=0.55 / size[1],
+                top=1 - 0.3 / size[1],
+                wspace=0.55 / (width - 0.55 * (n_columns - 1) / n_columns),
+                hspace=0.45 / (height - 0.45 * (n_rows - 1) / n_rows),
+            )
         for axes in figure.axes:
             axes.set_facecolor("none")
         metadata = {"Date": None, "Creator": None} if form == "svg" else {}

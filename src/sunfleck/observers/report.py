@@ -20,7 +20,7 @@ from .render import duration, quantity, short_time
 from .summary import JobSummary, Summary, percentile
 from .views import PoolView
 
-MOST_JOBS_DRAWN = 24
+MOST_JOBS_DRAWN = 16
 """More panels than this nobody looks at; the table has every job."""
 
 _CLOCK_BEGINS_S = 1e9
