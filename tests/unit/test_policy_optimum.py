@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from sunfleck.core.errors import InvalidRequest
 from sunfleck.core.model import Cost, Costs, JobSpec, JobView, NodeView, Plan, Profiling, ScaleStats, Snapshot
 from sunfleck.policy import registry
+from sunfleck.policy.forecast import Forecast
 from sunfleck.policy.optimum import Optimum, OptimumOptions
 from sunfleck.policy.profiler import ProfilerOptions
 
@@ -18,7 +19,7 @@ NO_PROFILE = ProfilerOptions(n_scales=0)
 
 
 def quiet(**options: object) -> Optimum:
-    return Optimum(OptimumOptions(profiler=NO_PROFILE, **options))  # type: ignore[arg-type]
+    return Optimum(OptimumOptions(profiler=NO_PROFILE, **{"t_fwd_s": 60.0, **options}))  # type: ignore[arg-type]
 
 
 def scales(points: dict[int, float]) -> tuple[ScaleStats, ...]:
@@ -135,8 +136,10 @@ def test_no_node_is_idle_whose_use_would_raise_the_objective(world: Snapshot) ->
     plan = policy.plan(world)
     sizes = counts(plan)
     left = len(world.nodes) - sum(sizes.values())
+    made = policy.worths(world, world.jobs, None, Forecast(world))
+    worths = {view.job: w for view, w in zip(world.jobs, made, strict=True)}
     for view in world.jobs:
-        table = policy._worth(view, len(world.nodes), None).table
+        table = worths[view.job].table
         now = table.value_at(sizes[view.job])
         for size, value in zip(table.sizes.tolist(), table.values.tolist(), strict=True):
             if sizes[view.job] < size <= sizes[view.job] + left:
@@ -185,7 +188,7 @@ def test_the_cap_admits_in_order_of_arrival() -> None:
     views = [job("a"), job("b", 1), job("c"), job("d")]
     plan = quiet(max_running=2).plan(pool(8, *views))
     assert {name for name, n in counts(plan).items() if n} == {"a", "b"}
-    assert "the limit is 2" in reasons(plan)["d"]
+    assert "2 jobs run already, which is the limit" in reasons(plan)["d"]
 
 
 def test_multiples_and_minimum_sizes() -> None:
@@ -211,7 +214,9 @@ def test_reasons_say_why() -> None:
     assert "worth 100 % to" in why["cnn"]
     assert "no faster" in why["flat"]
     crowded = quiet().plan(pool(1, job("a", 1, scales=curve), job("b", scales=curve)))
-    assert "worth more elsewhere" in reasons(crowded)["b"]
+    assert "came before it" in reasons(crowded)["b"]
+    heavy = quiet().plan(pool(2, job("a", 1, scales=curve, weight=9.0), job("b", scales=curve), job("c", weight=10.0)))
+    assert "worth more elsewhere" in reasons(heavy)["b"]
     profiled = Optimum().plan(pool(8, job("a"), job("b")))
     assert reasons(profiled)["a"].startswith("profiling at 4 nodes, then at 3, 2, 1")
 

@@ -44,8 +44,9 @@ class Explainer:
             left = self._profiling.remaining
             then = f", then at {', '.join(map(str, left))}" if left else ""
             return f"profiling at {n} {_nodes(n)}{then}: its throughput there is not known yet"
-        if spec.min_nodes > there:
-            return f"queued: min_nodes {spec.min_nodes} exceeds the {there} {_nodes(there)} there"
+        small = self.too_small(job)
+        if small:
+            return small
         if n == 0:
             wants = f"{spec.min_nodes} {_nodes(spec.min_nodes)}"
             if job.nodes:
@@ -64,6 +65,13 @@ class Explainer:
             return f"{have}; it would train no faster with more"
         more = "one more node" if spec.multiple == 1 else f"each of {spec.multiple} more nodes"
         return f"{have}; {more} would gain it {self._percent(gain)} of a first node{self._elsewhere(job.job)}"
+
+    def too_small(self, job: JobView) -> str:
+        """Why the pool can never give this job its smallest size as it is now; empty if it can."""
+        there = self._n_nodes
+        if job.spec.min_nodes <= there:
+            return ""
+        return f"queued: min_nodes {job.spec.min_nodes} exceeds the {there} {_nodes(there)} there"
 
     def _elsewhere(self, job: JobId) -> str:
         for loss, name, other in self._cheapest:

@@ -101,8 +101,35 @@ def _dynamic_program(choices: Sequence[tuple[Ints, Floats]], current: Sequence[i
     for j, (sizes, _) in enumerate(choices):
         lows[j + 1] = max(0, lows[j] - int(sizes[-1]))
         highs[j + 1] = highs[j] - int(sizes[0])
+    best = _forward(choices, lows, highs)
+    left = n_nodes
+    chosen: list[int] = []
+    tie = TIE * max(abs(float(best[0][-1])), 1e-300)
+    for j, (sizes, values) in enumerate(choices):
+        fits = sizes <= left
+        candidate, worth = sizes[fits], values[fits]
+        rest = best[j + 1]
+        at = np.minimum(left - candidate - lows[j + 1], len(rest) - 1)
+        usable = at >= 0
+        total = np.where(usable, rest[np.maximum(at, 0)] + worth, -np.inf)
+        tied = np.flatnonzero(total >= total.max() - tie)
+        chosen.append(_prefer(candidate[tied], worth[tied], current[j], tie))
+        left -= chosen[-1]
+    return chosen
+
+
+def best_by_nodes(tables: Sequence[Table], n_nodes: int) -> Floats:
+    """The best worth of all tables together on at most m nodes, for m = 0 .. n_nodes (-inf where none is feasible)."""
+    choices = [(t.sizes, t.values) for t in tables]
+    n = len(choices)
+    return _forward(choices, [0] * (n + 1), [n_nodes] * (n + 1))[0]
+
+
+def _forward(choices: Sequence[tuple[Ints, Floats]], lows: Sequence[int], highs: Sequence[int]) -> list[Floats]:
+    """f of jobs j .. last, at lows[j] .. highs[j] nodes, for every j; of no job at all, which is 0, at the end."""
+    n = len(choices)
     best: list[Floats] = [np.zeros(0)] * n + [np.zeros(highs[n] - lows[n] + 1)]
-    buffer = np.empty(n_nodes + 1)
+    buffer = np.empty(highs[0] + 1)
     reach = 0
     for j in range(n - 1, -1, -1):
         sizes, values = choices[j]
@@ -123,20 +150,7 @@ def _dynamic_program(choices: Sequence[tuple[Ints, Floats]], current: Sequence[i
             np.maximum(target, out, out=target)
         f[top - low + 1 :] = f[top - low]
         best[j] = f
-    left = n_nodes
-    chosen: list[int] = []
-    tie = TIE * max(abs(float(best[0][-1])), 1e-300)
-    for j, (sizes, values) in enumerate(choices):
-        fits = sizes <= left
-        candidate, worth = sizes[fits], values[fits]
-        rest = best[j + 1]
-        at = np.minimum(left - candidate - lows[j + 1], len(rest) - 1)
-        usable = at >= 0
-        total = np.where(usable, rest[np.maximum(at, 0)] + worth, -np.inf)
-        tied = np.flatnonzero(total >= total.max() - tie)
-        chosen.append(_prefer(candidate[tied], worth[tied], current[j], tie))
-        left -= chosen[-1]
-    return chosen
+    return best
 
 
 def _prefer(sizes: Ints, values: Floats, current: int, tie: float) -> int:

@@ -2,7 +2,7 @@
 
     max sum_jk v_jk x_jk   s.t.  sum_k x_jk = 1 for every job,   sum_jk k x_jk <= nodes,   x binary
 
-It has the optima of `knapsack.solve`, checks it, and is what grows into node classes, where nodes are not
+It has the optima of `knapsack.solve`, checks it, and grows into kinds of nodes (see `kinds`), where nodes are not
 interchangeable and no recursion over one count exists. Always bounded in time. HiGHS starts from the present sizes
 as its first incumbent; when the limit passes, the best incumbent is used and its gap reported; without any, the
 present sizes are kept: "no solution" is never read as "no nodes".
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import highspy
 import numpy as np
 
-from .knapsack import Allocation, Infeasible, Table
+from .knapsack import Allocation, Floats, Infeasible, Ints, Table
 
 
 def solve(tables: Sequence[Table], n_nodes: int, *, time_limit_s: float = 10.0, gap: float = 1e-9) -> Allocation:
@@ -29,11 +29,39 @@ def solve(tables: Sequence[Table], n_nodes: int, *, time_limit_s: float = 10.0, 
         raise Infeasible(f"the smallest sizes of {len(tables)} jobs together exceed {n_nodes} nodes")
     if not tables:
         return Allocation((), 0.0, 0.0, solver="highs")
-    start_of = np.concatenate(([0], np.cumsum([len(t.sizes) for t in tables])))
+    job_of = np.repeat(np.arange(len(tables)), [len(t.sizes) for t in tables])
     sizes = np.concatenate([t.sizes for t in tables])
     values = np.concatenate([t.values for t in tables])
+    present = _present(tables, n_nodes)
+    start = np.zeros(len(sizes))
+    first = np.searchsorted(job_of, np.arange(len(tables)))
+    for j, (t, k) in enumerate(zip(tables, present, strict=True)):
+        start[first[j] + int(np.searchsorted(t.sizes, k))] = 1.0
+    picked, bound = pick_one_each(
+        job_of, values, sizes[None, :].astype(float), np.array([float(n_nodes)]), start,
+        time_limit_s=time_limit_s, gap=gap,
+    )  # fmt: skip
+    objective = float(values[picked].sum())
+    found = tuple(int(sizes[i]) for i in picked)
+    return Allocation(found, objective, bound, relative_gap(objective, bound), "highs")
+
+
+def pick_one_each(
+    job_of: Ints,
+    values: Floats,
+    use: Floats,
+    capacity: Floats,
+    start: Floats,
+    *,
+    time_limit_s: float,
+    gap: float = 1e-9,
+) -> tuple[list[int], float]:
+    """One column per job, so that the rows of `use` (resource x column) stay within `capacity`, of largest value.
+
+    job_of: job of each column, ascending from 0. start: a feasible 0/1 choice, returned if nothing better is found.
+    Returns the column of each job and an upper bound of the value.
+    """
     scale = float(np.abs(values).max()) or 1.0
-    model = _model(start_of, sizes, values / scale, n_nodes)
     highs = highspy.Highs()
     for option, value in (
         ("output_flag", False),
@@ -44,43 +72,54 @@ def solve(tables: Sequence[Table], n_nodes: int, *, time_limit_s: float = 10.0, 
         ("random_seed", 0),
     ):
         highs.setOptionValue(option, value)
-    highs.passModel(model)
-    incumbent = _present(tables, n_nodes)
+    highs.passModel(_model(job_of, values / scale, use, capacity))
     solution = highspy.HighsSolution()
-    solution.col_value = _as_columns(start_of, tables, incumbent)
+    solution.col_value = [float(v) for v in start]
     solution.value_valid = True
     highs.setSolution(solution)
     highs.run()
     info = highs.getInfo()
-    kept = _worth(tables, incumbent)
+    n_jobs = int(job_of[-1]) + 1
+    trivial = float(sum(values[job_of == j].max() for j in range(n_jobs)))
     bound = float(info.mip_dual_bound) * scale
+    bound = min(trivial, bound) if np.isfinite(bound) else trivial
+    kept = _one_each(job_of, start, n_jobs)
     if info.primal_solution_status != int(highspy.SolutionStatus.kSolutionStatusFeasible):
-        return Allocation(incumbent, kept, bound, _gap(kept, bound), "highs", "time limit: present sizes kept")
-    columns = np.asarray(highs.getSolution().col_value)
-    found = tuple(
-        int(t.sizes[int(columns[start_of[j] : start_of[j + 1]].argmax())]) for j, t in enumerate(tables)
-    )
-    worth = _worth(tables, found)
-    if sum(found) > n_nodes or worth < kept:
-        return Allocation(incumbent, kept, bound, _gap(kept, bound), "highs", "present sizes kept")
-    return Allocation(found, worth, max(bound, worth), _gap(worth, bound), "highs")
+        return kept, max(bound, float(values[kept].sum()))
+    found = _one_each(job_of, np.asarray(highs.getSolution().col_value), n_jobs)
+    fits = bool((use[:, found].sum(axis=1) <= capacity + 1e-6).all())
+    if not fits or values[found].sum() < values[kept].sum():
+        found = kept
+    return found, max(bound, float(values[found].sum()))
 
 
-def _model(start_of: np.ndarray, sizes: np.ndarray, values: np.ndarray, n_nodes: int) -> highspy.HighsLp:
-    """Rows 0..J-1: one size per job; row J: the nodes. Columns in the order of the tables' sizes."""
-    n_columns, n_jobs = len(sizes), len(start_of) - 1
+def relative_gap(objective: float, bound: float) -> float:
+    """(bound - objective) / |objective|, as HiGHS reports it."""
+    return max(0.0, bound - objective) / max(abs(objective), 1e-12)
+
+
+def _one_each(job_of: Ints, columns: Floats, n_jobs: int) -> list[int]:
+    """The column that is (nearly) 1, for each job."""
+    first = np.searchsorted(job_of, np.arange(n_jobs + 1))
+    return [int(first[j] + columns[first[j] : first[j + 1]].argmax()) for j in range(n_jobs)]
+
+
+def _model(job_of: Ints, values: Floats, use: Floats, capacity: Floats) -> highspy.HighsLp:
+    """Rows 0..J-1: one column per job; then one row per resource."""
+    n_columns, n_jobs, n_rows = len(values), int(job_of[-1]) + 1, len(capacity)
     lp = highspy.HighsLp()
-    lp.num_col_, lp.num_row_ = n_columns, n_jobs + 1
+    lp.num_col_, lp.num_row_ = n_columns, n_jobs + n_rows
     lp.sense_ = highspy.ObjSense.kMaximize
     lp.col_cost_ = values
     lp.col_lower_, lp.col_upper_ = np.zeros(n_columns), np.ones(n_columns)
-    lp.row_lower_ = np.append(np.ones(n_jobs), -highspy.kHighsInf)
-    lp.row_upper_ = np.append(np.ones(n_jobs), float(n_nodes))
-    job_of = np.repeat(np.arange(n_jobs), np.diff(start_of))
+    lp.row_lower_ = np.concatenate((np.ones(n_jobs), np.full(n_rows, -highspy.kHighsInf)))
+    lp.row_upper_ = np.concatenate((np.ones(n_jobs), capacity))
+    width = 1 + n_rows
     lp.a_matrix_.format_ = highspy.MatrixFormat.kColwise
-    lp.a_matrix_.start_ = np.arange(0, 2 * n_columns + 1, 2)
-    lp.a_matrix_.index_ = np.stack((job_of, np.full(n_columns, n_jobs)), axis=1).ravel()
-    lp.a_matrix_.value_ = np.stack((np.ones(n_columns), sizes.astype(float)), axis=1).ravel()
+    lp.a_matrix_.start_ = np.arange(0, width * n_columns + 1, width)
+    rows = np.tile(np.arange(n_jobs, n_jobs + n_rows), (n_columns, 1))
+    lp.a_matrix_.index_ = np.column_stack((job_of, rows)).ravel()
+    lp.a_matrix_.value_ = np.column_stack((np.ones(n_columns), use.T)).ravel()
     lp.integrality_ = [highspy.HighsVarType.kInteger] * n_columns
     return lp
 
@@ -94,21 +133,3 @@ def _present(tables: Sequence[Table], n_nodes: int) -> tuple[int, ...]:
             break
         sizes[j] = int(tables[j].sizes[0])
     return tuple(sizes)
-
-
-def _as_columns(start_of: np.ndarray, tables: Sequence[Table], sizes: Sequence[int]) -> list[float]:
-    columns = np.zeros(int(start_of[-1]))
-    for j, (t, k) in enumerate(zip(tables, sizes, strict=True)):
-        columns[int(start_of[j]) + int(np.searchsorted(t.sizes, k))] = 1.0
-    return [float(v) for v in columns]
-
-
-def _worth(tables: Sequence[Table], sizes: Sequence[int]) -> float:
-    return float(sum(t.value_at(k) for t, k in zip(tables, sizes, strict=True)))
-
-
-def _gap(objective: float, bound: float) -> float:
-    """Relative gap; infinite when there is no bound."""
-    if not np.isfinite(bound):
-        return float("inf")
-    return max(0.0, bound - objective) / max(abs(objective), 1e-12)

@@ -33,11 +33,14 @@ def announced_stay(now_s: float) -> Stay:
 
 
 def place(
-    snapshot: Snapshot, counts: Mapping[JobId, int], stay_s: Stay | None = None
+    snapshot: Snapshot,
+    counts: Mapping[JobId, int],
+    stay_s: Stay | None = None,
+    kinds: Mapping[JobId, str] | None = None,
 ) -> dict[JobId, tuple[NodeName, ...]]:
     """Nodes of each job of the snapshot, sorted by name, so that job j has counts[j] of them (0 when missing).
 
-    Raises ValueError when the counts exceed the nodes.
+    kinds: the kind of node that a job may add, where kinds matter. Raises ValueError when the counts exceed the nodes.
     """
     stay_s = stay_s or announced_stay(snapshot.now_s)
     nodes = {node.name: node for node in snapshot.nodes}
@@ -56,12 +59,15 @@ def place(
         kept[job.job] = held
         taken.update(held)
 
-    free = [node for node in snapshot.nodes if node.name not in taken]
-    free.sort(key=lambda node: (-stays[node.name], node.job is not None, node.name), reverse=True)
+    ranked = [node for node in snapshot.nodes if node.name not in taken]
+    ranked.sort(key=lambda node: (-stays[node.name], node.job is not None, node.name), reverse=True)
+    free: dict[str, list[NodeView]] = {}
+    for node in ranked:
+        free.setdefault(node.kind if kinds is not None else "", []).append(node)
     starting = [job for job in snapshot.jobs if not kept[job.job]]
     growing = [job for job in snapshot.jobs if kept[job.job]]
     for job in (*starting, *growing):
         held = kept[job.job]
         while len(held) < counts.get(job.job, 0):
-            held.append(free.pop().name)
+            held.append(free[kinds.get(job.job, "") if kinds is not None else ""].pop().name)
     return {job: tuple(sorted(names)) for job, names in kept.items()}
