@@ -8,6 +8,7 @@ import os
 import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -26,9 +27,9 @@ from tests.fakes.pool import end_zygotes, no_leaks, wait_for, zygote_pids
 
 
 class Nursery:
-    def __init__(self, run_dir: Path, linger_s: float = 60.0) -> None:
+    def __init__(self, run_dir: Path, linger_s: float = 60.0, python: str = sys.executable) -> None:
         self.run_dir = run_dir
-        self.zygotes = Zygotes(run_dir, linger_s)
+        self.zygotes = Zygotes(run_dir, linger_s, python=python)
         self.n = 0
 
     def start(
@@ -399,6 +400,55 @@ def test_hundred_workers_at_once(nursery: Nursery) -> None:
             codes[message["id"]] = message["code"]
     assert codes == {f"w{n + 1}": n % 7 for n in range(100)}
     assert link.pids == {}
+
+
+def test_an_agent_that_does_not_read_holds_up_nobody(nursery: Nursery) -> None:
+    stuck = Nursery(nursery.run_dir)
+    stuck.n = 1000
+    link = stuck.zygotes.link((), os.environ, str(nursery.run_dir))
+    link.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+    names = [stuck.start("pass")[1] for _ in range(150)]
+    assert nursery.run("print('through')")[1:] == (0, "through\n")
+    ended = []
+    while len(ended) < 150:  # and it hears everything once it reads again
+        message = stuck.message(link)
+        if message["op"] == "exited":
+            ended.append(message["id"])
+    assert sorted(ended) == sorted(names)
+    stuck.zygotes.close()
+
+
+def other_pythons() -> list[str]:
+    """Interpreters of other versions on this machine, from 3.8 on, that need nothing of ours."""
+    found = []
+    for minor in range(8, 16):
+        if minor != sys.version_info.minor:
+            near = Path(os.path.realpath(sys.executable)).parents[2].glob(f"3.{minor}.*/bin/python3.{minor}")
+            path = next(map(str, near), None) or shutil.which(f"python3.{minor}")
+            if path and subprocess.run([path, "-c", "import json, ssl"], capture_output=True).returncode == 0:
+                found.append(path)
+    return found
+
+
+def test_any_python_from_3_8_on(nursery: Nursery) -> None:
+    pythons = other_pythons()
+    if not pythons:
+        pytest.skip("no Python of another version here")
+    env = {"PYTHONPATH": ""}
+    for python in pythons:
+        other = Nursery(nursery.run_dir, python=python)
+        other.n = 10 * pythons.index(python)
+        text = "import atexit, json, sys; atexit.register(print, 'bye'); print(sys.version_info[:2]); sys.exit(3)"
+        outputs = set()
+        for cold in ("", "compare"):
+            started, code, output = other.run(text, warm=("json",), env=env, cold=cold)
+            assert (started["warm"], code) == (not cold, 3), (python, started, output)
+            outputs.add(output)
+        assert len(outputs) == 1, outputs
+        assert "bye" in outputs.pop()
+        _, code, output = other.run("def f():\n  1/0\nf()", warm=("json",), env=env)
+        assert (code, output.count("Traceback"), output.count("File")) == (1, 1, 2), output
+        other.zygotes.close()
 
 
 def test_a_path_too_long_for_a_socket_says_so(tmp_path: Path) -> None:

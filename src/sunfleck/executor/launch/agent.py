@@ -70,8 +70,10 @@ class Agent:
         self.poller.register(self.wake_in, zmq.POLLIN)
 
     def hello(self) -> wire.Hello:
+        """Workers that count against the node come first: the job of the first one holds it."""
+        workers = sorted(self.workers, key=lambda name: not self.workers[name].order.limited)
         return wire.Hello(
-            protocol=wire.PROTOCOL, node=self.node, agent_pid=os.getpid(), workers=tuple(self.workers)
+            protocol=wire.PROTOCOL, node=self.node, agent_pid=os.getpid(), workers=tuple(workers)
         )
 
     # -- the loop ------------------------------------------------------------------------------------------------

@@ -85,10 +85,10 @@ def become_warm(
     if output > 2:
         os.close(output)
     python: Any = sys  # whose original streams are final to a type checker
-    for number, mode in enumerate("rww"):
-        name = ("stdin", "stdout", "stderr")[number]
+    for descriptor, mode in enumerate("rww"):
+        name = ("stdin", "stdout", "stderr")[descriptor]
         like = getattr(sys, name)  # the zygote's, made under the same PYTHONIOENCODING, locale and so on
-        stream = open(number, mode, 1, encoding=like.encoding, errors=like.errors, closefd=False)  # noqa: SIM115
+        stream = open(descriptor, mode, 1, encoding=like.encoding, errors=like.errors, closefd=False)  # noqa: SIM115
         setattr(python, name, stream)
         setattr(python, f"__{name}__", stream)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])

@@ -149,6 +149,7 @@ class Zygote:
         self.inode = os.stat(path).st_ino
         self.workers: dict[int, Worker] = {}  # by pid
         self.connections: set[socket.socket] = set()
+        self.unsent: dict[socket.socket, list[bytes]] = {}
         self.counter = itertools.count(1)
         self.broken = ""
         self.ending = False
@@ -187,8 +188,11 @@ class Zygote:
                 timeout = alone_since + self.linger_s - time.monotonic()
                 if timeout <= 0 and self.retire():
                     break
-            for key, _ in self.selector.select(timeout):
-                key.data(key.fileobj)
+            for key, events in self.selector.select(timeout):
+                if events & selectors.EVENT_WRITE:
+                    self.flush(key.fileobj)  # type: ignore[arg-type]
+                if events & selectors.EVENT_READ:
+                    key.data(key.fileobj)
             self.reap()
         for pid in list(self.workers):
             kill_group(pid)
@@ -226,7 +230,7 @@ class Zygote:
             connection, _ = listener.accept()
         except OSError:
             return
-        connection.setblocking(True)
+        connection.setblocking(False)
         self.connections.add(connection)
         self.selector.register(connection, selectors.EVENT_READ, self.read)
 
@@ -234,6 +238,8 @@ class Zygote:
         descriptors = array.array("i")
         try:
             data, ancillary, _, _ = connection.recvmsg(PACKET_BYTES, socket.CMSG_SPACE(2 * descriptors.itemsize))
+        except BlockingIOError:
+            return
         except OSError:
             data, ancillary = b"", []
         for level, kind, content in ancillary:
@@ -254,6 +260,7 @@ class Zygote:
         """The agent is gone: so are its workers."""
         self.selector.unregister(connection)
         self.connections.discard(connection)
+        self.unsent.pop(connection, None)
         connection.close()
         for pid, worker in self.workers.items():
             if worker.connection is connection:
@@ -261,11 +268,24 @@ class Zygote:
                 kill_group(pid)
 
     def send(self, connection: socket.socket | None, **message: Any) -> None:
+        """Never waits: an agent that does not read (it is stopped, say) must not hold up the others."""
         if connection is not None:
-            try:
-                connection.send(json.dumps(message).encode())
-            except OSError:
-                pass  # its end comes as an empty read
+            self.unsent.setdefault(connection, []).append(json.dumps(message).encode())
+            self.flush(connection)
+
+    def flush(self, connection: socket.socket) -> None:
+        waiting = self.unsent[connection]
+        try:
+            while waiting:
+                connection.send(waiting[0])
+                del waiting[0]
+        except BlockingIOError:
+            pass
+        except OSError:
+            waiting.clear()  # its end comes as an empty read
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if waiting else 0)
+        if self.selector.get_key(connection).events != events:
+            self.selector.modify(connection, events, self.selector.get_key(connection).data)
 
     def start(self, connection: socket.socket, request: dict[str, Any], output: int) -> None:
         mark = f"{os.getpid()}.{next(self.counter)}"

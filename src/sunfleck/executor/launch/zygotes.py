@@ -109,9 +109,13 @@ class Zygotes:
     """All zygotes this agent uses, by key. `on_new` and `on_closed` tell its poll loop which sockets to watch."""
 
     def __init__(
-        self, run_dir: Path, linger_s: float, on_new: Callable[[ZygoteLink], None] = lambda _: None
+        self,
+        run_dir: Path,
+        linger_s: float,
+        on_new: Callable[[ZygoteLink], None] = lambda _: None,
+        python: str = sys.executable,
     ) -> None:
-        self._run_dir, self._linger_s, self._on_new = run_dir, linger_s, on_new
+        self._run_dir, self._linger_s, self._on_new, self._python = run_dir, linger_s, on_new, python
         self._links: dict[str, ZygoteLink] = {}
 
     def link(self, warm: Sequence[str], env: Mapping[str, str], cwd: str = "") -> ZygoteLink:
@@ -126,13 +130,17 @@ class Zygotes:
         if start_up.get("PYTHONPATH"):
             entries = start_up["PYTHONPATH"].split(os.pathsep)
             start_up["PYTHONPATH"] = os.pathsep.join(os.path.abspath(os.path.join(cwd, entry)) for entry in entries)
-        key = _key(warm, start_up)
+        key = _key(self._python, warm, start_up)
         found = self._links.get(key)
         if found is None:
             path = socket_path(self._run_dir / f"z-{key}")
-            found = self._links[key] = ZygoteLink(connect_or_start(path, warm, start_up, self._linger_s))
+            found = self._links[key] = ZygoteLink(connect_or_start(path, self._argv(path, warm), start_up))
             self._on_new(found)
         return found
+
+    def _argv(self, path: str, warm: Sequence[str]) -> list[str]:
+        options = ["--path", path, "--warm", ",".join(warm), "--linger-s", str(self._linger_s)]
+        return [self._python, "-u", zygote.__file__, "serve", *options]
 
     def drop(self, link: ZygoteLink) -> None:
         """Forget a link whose zygote is gone."""
@@ -144,13 +152,13 @@ class Zygotes:
             self.drop(link)
 
 
-def _key(warm: Sequence[str], start_up: Mapping[str, str]) -> str:
+def _key(python: str, warm: Sequence[str], start_up: Mapping[str, str]) -> str:
     code = [os.stat(Path(zygote.__file__).with_name(name)).st_mtime_ns for name in ("zygote.py", "newborn.py")]
-    text = json.dumps([sys.executable, sys.version, list(warm), sorted(start_up.items()), code])
+    text = json.dumps([python, list(warm), sorted(start_up.items()), code])
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def connect_or_start(path: str, warm: Sequence[str], start_up: Mapping[str, str], linger_s: float) -> socket.socket:
+def connect_or_start(path: str, argv: Sequence[str], start_up: Mapping[str, str]) -> socket.socket:
     """Connected to the zygote at `path`. The lock makes whoever comes first start it, and the others find it; the
     socket listens before the zygote runs, so nobody waits for its imports."""
     with open(path + ".lock", "w") as lock:
@@ -167,7 +175,7 @@ def connect_or_start(path: str, warm: Sequence[str], start_up: Mapping[str, str]
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
             listener.bind(path)
             listener.listen(4096)
-            _spawn(listener.fileno(), path, warm, start_up, linger_s)
+            _spawn(listener.fileno(), path, argv, start_up)
         return _connect(path)
 
 
@@ -182,18 +190,16 @@ def _connect(path: str) -> socket.socket:
     return connection
 
 
-def _spawn(descriptor: int, path: str, warm: Sequence[str], start_up: Mapping[str, str], linger_s: float) -> None:
+def _spawn(descriptor: int, path: str, argv: Sequence[str], start_up: Mapping[str, str]) -> None:
     env = {name: value for name, value in os.environ.items() if not name.startswith(START_UP)}
     env.update(start_up)
     env.update(dict.fromkeys(THREAD_COUNTS, "1"))
     # a heap of huge pages has far fewer page table entries for each fork to copy: 2-4 times as many forks a second
     tunables = [env["GLIBC_TUNABLES"]] if env.get("GLIBC_TUNABLES") else []
     env["GLIBC_TUNABLES"] = ":".join([*tunables, "glibc.malloc.hugetlb=1"])
-    argv = [sys.executable, "-u", zygote.__file__, "serve", "--fd", str(descriptor), "--path", path]
-    argv += ["--warm", ",".join(warm), "--linger-s", str(linger_s)]
     with open(path + ".log", "ab") as output:
         process = subprocess.Popen(
-            argv,
+            [*argv, "--fd", str(descriptor)],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
