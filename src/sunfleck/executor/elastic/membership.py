@@ -39,7 +39,8 @@ UNKNOWN_S = 2.0
 DONE_GRACE_S = 2.0
 """After the first worker has finished its program, how long the others may take."""
 RESTART_DELAY_S = 0.25
-"""Before a worker that died is started again; doubles with each death in a row."""
+"""Before a worker that died is started again (the first time: none); doubles with each death in a row, up to ..."""
+MAX_RESTART_DELAY_S = 10.0
 
 
 class Phase(StrEnum):
@@ -356,7 +357,8 @@ class Membership:
                 f"(max_restarts is {self.spec.max_restarts})",
                 now,
             )
-        delay = 0.0 if self._n_deaths == 1 else RESTART_DELAY_S * 2.0 ** (self._n_deaths - 2)
+        doubled = RESTART_DELAY_S * 2.0 ** min(self._n_deaths - 2, 16)
+        delay = 0.0 if self._n_deaths == 1 else min(MAX_RESTART_DELAY_S, doubled)
         self._retry_at[worker.node] = now + delay
         return self._reconcile(now)
 
@@ -406,22 +408,23 @@ class Membership:
         if not target:
             self._leave_all(must_leave, now)
             return
+        idle = [w for w in must_leave if w not in current and not (w.phase is Phase.READY and w.holds_state)]
+        self._dismiss(idle, now)
+        must_leave = [w for w in must_leave if w not in idle]
         desired = self._desired(current, target)
         names = tuple(w.name for w in desired)
         if not desired:
             self._leave_all(must_leave, now)
             self.reason = self._boot_reason(now)
             return
+        if not self._holders(desired) and self._holders(must_leave):
+            # Nobody who knows anything stays: the state goes through a checkpoint, which the newcomers load.
+            self._leave_all(must_leave, now)
+            return
         if not self._holders(desired) and any(
             w.phase is Phase.LEAVING and w.holds_state and not w.left and not w.killed for w in self.workers.values()
         ):
             self.reason = "waiting for the workers that leave to save the state"
-            return
-        if not set(names) & {w.name for w in current} and any(
-            w.phase is Phase.TRAINING and w.id.node not in target for w in current
-        ):
-            # Nobody stays: the state goes through a checkpoint, which the newcomers load.
-            self._leave_all(must_leave, now)
             return
         if proposal is not None and names == proposal.members and n_dead == 0:
             if self._failed_s is None:
