@@ -179,14 +179,16 @@ class Engine:
             due = True
         commands: list[AnyCommand] = []
         recorded: list[Callable[[], None]] = []
+        left = sum(not isinstance(item, Call) for item in items) + due
         for item in itertools.chain(items, [TimeReached()] if due else []):
+            left -= not isinstance(item, Call)
             if isinstance(item, Call):
                 self._guard(item.action, self.controller, now)
             elif isinstance(item, Post):
-                commands += self._handle(item.event, now)
+                commands += self._handle(item.event, now, left > 0)
                 recorded.append(item.done)
             else:
-                commands += self._handle(item, now)
+                commands += self._handle(item, now, left > 0)
         for observer in self.observers:
             observer.on_turn_end()
         for done in recorded:
@@ -202,9 +204,9 @@ class Engine:
 
         self.clock.put(Call(stop))
 
-    def _handle(self, event: AnyEvent, now: float) -> list[AnyCommand]:
+    def _handle(self, event: AnyEvent, now: float, more: bool) -> list[AnyCommand]:
         try:
-            commands = self.controller.handle(event, now)
+            commands = self.controller.handle(event, now, more)
         except Exception as error:
             # A bug of ours. Training goes on without us; the story must not be lost.
             self._fault(f"{type(event).__name__}: {type(error).__name__}: {error}")

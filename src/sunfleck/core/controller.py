@@ -59,6 +59,7 @@ class Controller:
         self.config = config or ControllerConfig()
         self.state = State()
         self._turn = Turn(self.state, 0.0, self.config.leave_grace_s)
+        self._shown_scales: dict[int, tuple[ScaleStats, ...]] = {}
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
             e.PoolStarted: self._on_pool_started,
             e.ControllerRestarted: self._on_controller_restarted,
@@ -83,11 +84,13 @@ class Controller:
             e.PlanFailed: self._on_plan_failed,
         }
 
-    def handle(self, event: e.AnyEvent, now: float) -> list[AnyCommand]:
-        """Fold one event into the state; say what is to be done about it, in order."""
+    def handle(self, event: e.AnyEvent, now: float, more: bool = False) -> list[AnyCommand]:
+        """Fold one event into the state; say what is to be done about it, in order. `more`: further events of the
+        same turn follow at once, so that a plan asked for now would only be out of date."""
         self._turn = Turn(self.state, now, self.config.leave_grace_s)
         self._handlers[type(event)](event)
-        self._ask_for_plan()
+        if not more:
+            self._ask_for_plan()
         self._request_nodes()
         return self._turn.commands
 
@@ -118,29 +121,52 @@ class Controller:
             if node.usable
         )
         usable = {node.name for node in nodes}
+        if len(self._shown_scales) > 2 * len(state.active) + 64:  # of jobs that have ended
+            self._shown_scales.clear()
+        scales: dict[int, tuple[ScaleStats, ...]] = {}
         return Snapshot(
             generation=state.generation,
             now_s=self._turn.now,
             nodes=nodes,
             jobs=tuple(
-                JobView(
-                    job=job.job,
-                    spec=job.spec,
-                    submitted_s=job.submitted_s,
-                    nodes=tuple(sorted((job.requested or frozenset()) & usable)),
-                    started=job.trained,
-                    rescaling=job.rescaling,
-                    scales=tuple(job.scales[n] for n in sorted(job.scales)),
-                    costs=job.costs,
-                    size_since_s=job.size_since_s,
-                    samples=float(job.samples),
-                )
-                for job in state.active_jobs
-                if job.phase is not JobPhase.STOPPING
+                self._view(job, usable, scales) for job in state.active_jobs if job.phase is not JobPhase.STOPPING
             ),
             profiling=state.profiling,
             history=state.history,
         )
+
+    def _view(self, job: JobState, usable: set[NodeName], known: dict[int, tuple[ScaleStats, ...]]) -> JobView:
+        """The job as a policy sees it. Jobs that only wait keep their view: a queue may hold thousands.
+
+        `known`: scales already put in order for this snapshot, as jobs of one architecture share them."""
+        key = id(job.scales)
+        scales = known.get(key)
+        old = job.view
+        if scales is None:
+            scales = tuple(job.scales[n] for n in sorted(job.scales))
+            shown = self._shown_scales.get(key)
+            if shown == scales:
+                scales = shown
+            known[key] = self._shown_scales[key] = scales
+        if old is not None:
+            if job.phase is JobPhase.QUEUED and not job.requested and old.scales is scales:
+                return old
+            job.view = None
+        view = JobView(
+            job=job.job,
+            spec=job.spec,
+            submitted_s=job.submitted_s,
+            nodes=tuple(sorted((job.requested or frozenset()) & usable)),
+            started=job.trained,
+            rescaling=job.rescaling,
+            scales=scales,
+            costs=job.costs,
+            size_since_s=job.size_since_s,
+            samples=float(job.samples),
+        )
+        if job.phase is JobPhase.QUEUED and not job.requested and not job.observed:
+            job.view = view
+        return view
 
     # -- pool ----------------------------------------------------------------------------------------------------
 
@@ -227,7 +253,7 @@ class Controller:
             if holder is not None and spec.name not in state.jobs[holder].planned:
                 # A worker that the plan does not know there: let the holder's next command end it.
                 state.jobs[holder].requested = None
-        for job in state.active_jobs:
+        for job in state.engaged_jobs:
             self._turn.settle(job)
         if state.stopping:
             self._turn.finish_stopping()
@@ -239,6 +265,7 @@ class Controller:
         self._remember_leave(event.nodes)
         touched: dict[str, JobState] = {}
         free: list[NodeName] = []
+        engaged = state.engaged_jobs
         for name in event.nodes:
             node = state.nodes.get(name)
             if node is None or node.phase is NodePhase.LEAVING:
@@ -247,7 +274,7 @@ class Controller:
             node.phase = NodePhase.LEAVING
             node.reclaimed_s = self._turn.now
             node.deadline_s = self._turn.now + event.grace_s
-            for job in state.active_jobs:
+            for job in engaged:
                 if name in job.planned:
                     job.planned -= {name}
                     job.reason = f"node {name} was reclaimed"
@@ -282,10 +309,16 @@ class Controller:
         state = self.state
         if event.job in state.jobs:
             return
-        job = JobState(job=event.job, spec=event.spec, submitted_s=self._turn.now, phase_since_s=self._turn.now, costs=self.config.costs)
+        job = JobState(
+            job=event.job,
+            spec=event.spec,
+            submitted_s=self._turn.now,
+            phase_since_s=self._turn.now,
+            costs=self.config.costs,
+        )
         if event.spec.architecture:
             job.scales = state.architectures.setdefault(event.spec.architecture, {})
-        state.jobs[event.job] = job
+        state.add(job)
         self._turn.changed()
 
     def _on_job_cancel_requested(self, event: e.JobCancelRequested) -> None:
@@ -297,6 +330,7 @@ class Controller:
         if job.phase in (JobPhase.QUEUED, JobPhase.PAUSED) and not self.state.held_by(job.job):
             job.requested = frozenset()
             job.move(JobPhase.CANCELLED, self._turn.now)
+            self.state.retire(job)
         else:
             if job.phase is JobPhase.PAUSED:  # its last worker is still on its way out
                 job.move(JobPhase.STARTING, self._turn.now)
@@ -383,14 +417,14 @@ class Controller:
         if any(node.phase is NodePhase.SILENT for node in state.nodes.values()):
             return  # a plan without them would shrink jobs that are running well
         state.dirty = False
-        if not state.active_jobs:
+        if not state.active:
             return
         state.solving = state.generation
         self._turn.commands.append(Solve(snapshot=self.snapshot()))
 
     def _request_nodes(self) -> None:
         state = self.state
-        wanted = 0 if state.stopping else sum(job.spec.max_nodes for job in state.active_jobs)
+        wanted = 0 if state.stopping else state.n_wanted
         if wanted != state.n_requested:
             state.n_requested = wanted
             self._turn.commands.append(RequestNodes(n_nodes=wanted))
@@ -417,11 +451,15 @@ class Controller:
             state.review_s = self._turn.now + plan.review_after_s
             self._turn.wake_at(state.review_s)
         wanted: dict[str, PlannedJob] = {given.job: given for given in plan.jobs}
-        jobs = [job for job in state.active_jobs if job.phase is not JobPhase.STOPPING]
-        for job in jobs:
+        jobs: list[JobState] = []
+        for job in state.active.values():
+            if job.phase is JobPhase.STOPPING:
+                continue
             given = wanted.get(job.job)
-            job.planned = frozenset(given.nodes) if given else frozenset()
             job.reason = given.reason if given else "no nodes are left for it"
+            if (given and given.nodes) or job.planned or job.requested is None or job.requested:
+                job.planned = frozenset(given.nodes) if given else frozenset()
+                jobs.append(job)
         # Shrinks first: what they free at once (nodes never really used) is there for the others.
         for job in sorted(jobs, key=lambda j: len(j.planned) - len(j.requested or ())):
             self._turn.settle(job)

@@ -16,6 +16,7 @@ from .model import (
     JobId,
     JobPhase,
     JobSpec,
+    JobView,
     NodeName,
     NodePhase,
     NodeSpec,
@@ -110,6 +111,8 @@ class JobState:
     n_losses: int = 0
     """Rounds that ended by an unplanned death."""
     error: str = ""
+    view: JobView | None = field(default=None, compare=False)
+    """What a policy was last shown of it while it had never trained: the same until it does."""
     started_s: float | None = None
     ended_s: float | None = None
 
@@ -145,6 +148,10 @@ class State:
     nodes: dict[NodeName, NodeState] = field(default_factory=dict)
     jobs: dict[JobId, JobState] = field(default_factory=dict)
     """In order of arrival."""
+    active: dict[JobId, JobState] = field(default_factory=dict)
+    """Those of them that are not final. A queue may hold thousands: what is done per event must not be done for all."""
+    n_wanted: int = 0
+    """Sum of their max_nodes."""
     architectures: dict[str, dict[int, ScaleStats]] = field(default_factory=dict)
     generation: int = 0
     solving: int | None = None
@@ -166,18 +173,35 @@ class State:
     """Why the policy gave no plan when it was last asked; empty when it did."""
     n_reclaims: int = 0
 
+    def add(self, job: JobState) -> None:
+        """A new job, last in order of arrival."""
+        self.jobs[job.job] = self.active[job.job] = job
+        self.n_wanted += job.spec.max_nodes
+
+    def retire(self, job: JobState) -> None:
+        """The job has become final."""
+        if self.active.pop(job.job, None) is not None:
+            self.n_wanted -= job.spec.max_nodes
+
     def held_by(self, job: JobId) -> frozenset[NodeName]:
         return frozenset(name for name, node in self.nodes.items() if node.job == job)
 
     @property
     def active_jobs(self) -> list[JobState]:
-        return [job for job in self.jobs.values() if not job.phase.final]
+        return list(self.active.values())
+
+    @property
+    def engaged_jobs(self) -> list[JobState]:
+        """Active jobs that have, want or were promised a node (or whose requests the executor does not know yet)."""
+        return [j for j in self.active.values() if j.planned or j.requested is None or j.requested or j.observed]
 
 
 def violations(state: State) -> list[str]:
     """Every broken invariant, in words; empty when all is well. Checked after every event in tests."""
     wrong: list[str] = []
     owners: dict[NodeName, JobId] = {}
+    if list(state.active) != [name for name, job in state.jobs.items() if not job.phase.final]:
+        wrong.append("the active jobs are not those that are not final")
     for job in state.jobs.values():
         for name in job.planned:
             if name in owners:

@@ -58,8 +58,9 @@ class Turn:
         if not job.observed and not job.phase.final:
             self.without_nodes(job)
         if freed:
+            there = frozenset(freed)
             for other in state.active_jobs:
-                if other.planned & frozenset(freed):
+                if other.planned and other.planned & there:
                     self.settle(other)
             if any(state.nodes[name].job is None for name in freed):
                 self.changed()
@@ -81,10 +82,9 @@ class Turn:
             return
         if any(state.nodes[n].phase is NodePhase.SILENT for n in job.planned):
             return
-        have = state.held_by(job.job)
         there = [n for n in job.planned if state.nodes[n].usable and state.nodes[n].job in (None, job.job)]
         # Nodes it has first, so that a trimmed size keeps them.
-        there.sort(key=lambda n: (n not in have, n))
+        there.sort(key=lambda n: (state.nodes[n].job is None, n))
         sizes = job.spec.sizes(len(there))
         target = frozenset(there[: sizes[-1]]) if sizes else frozenset()
         waiting = len(there) < len(job.planned)
@@ -92,7 +92,7 @@ class Turn:
             return  # too few yet; the others are being vacated for it
         if target == job.requested and not force:
             return
-        if job.requested is None and not target and not have:
+        if job.requested is None and not target and not state.held_by(job.job):
             job.requested = frozenset()
             self.without_nodes(job)
             return
@@ -121,7 +121,10 @@ class Turn:
         state = self.state
         gone = [name for name in names if name in state.nodes]
         touched: list[JobState] = []
-        for job in state.jobs.values():
+        holders = {state.nodes[n].job for n in gone}
+        for job in state.active_jobs:
+            if not (job.planned or job.observed or job.job in holders):
+                continue
             mine = [n for n in gone if n in job.planned or n in job.observed or state.nodes[n].job == job.job]
             if mine:
                 job.n_losses += 1
@@ -147,6 +150,7 @@ class Turn:
         if job.phase is JobPhase.QUEUED:  # a late word about workers that were already given up
             job.move(JobPhase.STARTING, self.now)
         job.move(phase, self.now)
+        self.state.retire(job)
         job.reason, job.error = reason, error
         job.planned = job.requested = job.observed = frozenset()
         job.samples_per_s = None
