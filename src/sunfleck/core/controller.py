@@ -8,7 +8,7 @@ event and is dropped when the generation has moved on. At most one Solve is unde
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -23,14 +23,13 @@ from .model import (
     Costs,
     JobPhase,
     JobSpec,
-    JobView,
     NodeName,
     NodePhase,
-    NodeView,
     PlannedJob,
     ScaleStats,
     Snapshot,
 )
+from .snapshots import Snapshots
 from .state import JobState, NodeState, State
 from .turn import Turn
 
@@ -48,7 +47,7 @@ class ControllerConfig:
     plan_retry_s: float = 1.0
     capacity: int | None = None
     """Most nodes this pool can ever have, where that is known."""
-    costs: Costs = Costs()
+    costs: Costs = field(default_factory=Costs)
     """What a new job's changes of size are assumed to cost until they are measured."""
 
 
@@ -59,7 +58,7 @@ class Controller:
         self.config = config or ControllerConfig()
         self.state = State()
         self._turn = Turn(self.state, 0.0, self.config.leave_grace_s)
-        self._shown_scales: dict[int, tuple[ScaleStats, ...]] = {}
+        self._snapshots = Snapshots()
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
             e.PoolStarted: self._on_pool_started,
             e.ControllerRestarted: self._on_controller_restarted,
@@ -114,59 +113,7 @@ class Controller:
 
     def snapshot(self) -> Snapshot:
         """What a policy is shown of the present state."""
-        state = self.state
-        nodes = tuple(
-            NodeView(name=name, kind=node.spec.kind, job=node.job, joined_s=node.joined_s)
-            for name, node in sorted(state.nodes.items())
-            if node.usable
-        )
-        usable = {node.name for node in nodes}
-        if len(self._shown_scales) > 2 * len(state.active) + 64:  # of jobs that have ended
-            self._shown_scales.clear()
-        scales: dict[int, tuple[ScaleStats, ...]] = {}
-        return Snapshot(
-            generation=state.generation,
-            now_s=self._turn.now,
-            nodes=nodes,
-            jobs=tuple(
-                self._view(job, usable, scales) for job in state.active_jobs if job.phase is not JobPhase.STOPPING
-            ),
-            profiling=state.profiling,
-            history=state.history,
-        )
-
-    def _view(self, job: JobState, usable: set[NodeName], known: dict[int, tuple[ScaleStats, ...]]) -> JobView:
-        """The job as a policy sees it. Jobs that only wait keep their view: a queue may hold thousands.
-
-        `known`: scales already put in order for this snapshot, as jobs of one architecture share them."""
-        key = id(job.scales)
-        scales = known.get(key)
-        old = job.view
-        if scales is None:
-            scales = tuple(job.scales[n] for n in sorted(job.scales))
-            shown = self._shown_scales.get(key)
-            if shown == scales:
-                scales = shown
-            known[key] = self._shown_scales[key] = scales
-        if old is not None:
-            if job.phase is JobPhase.QUEUED and not job.requested and old.scales is scales:
-                return old
-            job.view = None
-        view = JobView(
-            job=job.job,
-            spec=job.spec,
-            submitted_s=job.submitted_s,
-            nodes=tuple(sorted((job.requested or frozenset()) & usable)),
-            started=job.trained,
-            rescaling=job.rescaling,
-            scales=scales,
-            costs=job.costs,
-            size_since_s=job.size_since_s,
-            samples=float(job.samples),
-        )
-        if job.phase is JobPhase.QUEUED and not job.requested and not job.observed:
-            job.view = view
-        return view
+        return self._snapshots.take(self.state, self._turn.now)
 
     # -- pool ----------------------------------------------------------------------------------------------------
 
