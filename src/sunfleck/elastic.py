@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from sunfleck.core.errors import InvalidRequest, SunfleckError
-from sunfleck.executor.elastic.trainer import Run, init
+from sunfleck.executor.elastic.trainer import InvalidRequest, Run, init
 
-__all__ = ["InvalidRequest", "Run", "SunfleckError", "init"]
+__all__ = ["InvalidRequest", "Run", "init"]

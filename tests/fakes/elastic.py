@@ -69,9 +69,7 @@ class Job:
         self.world, self.name = world, name
         self.out = world.folder / f"{name}.pt"
         program = Program(script=str(SCRIPT), args=(*args, "--out", str(self.out)))
-        self.spec = JobSpec(
-            name=name, min_nodes=min_nodes, max_nodes=8, program=program, max_restarts=max_restarts
-        )
+        self.spec = JobSpec(name=name, min_nodes=min_nodes, max_nodes=8, program=program, max_restarts=max_restarts)
 
     def rescale(self, *nodes: str, grace_s: float = 5.0) -> None:
         self.world.executor.rescale(self.name, self.spec, nodes, grace_s)

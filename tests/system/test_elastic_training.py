@@ -38,7 +38,7 @@ def agents() -> Iterator[FakeAgents]:
     fake.close()
 
 
-@pytest.fixture()
+@pytest.fixture
 def world(agents: FakeAgents, tmp_path: Path) -> Iterator[World]:
     nodes = dict(agents.nodes)
     one = World(agents, tmp_path)
@@ -175,9 +175,7 @@ def test_a_new_controller_adopts_a_running_round(world: World) -> None:
     world.new_controller()
     adopted = job.runs_on("a", "b", "c")
     assert adopted.round == first.round
-    assert not any(
-        isinstance(m, ToWorker) and isinstance(m.payload, FormRound) for _, _, m in world.agents.sent[sent:]
-    )
+    assert not any(isinstance(m, ToWorker) and isinstance(m.payload, FormRound) for _, _, m in world.agents.sent[sent:])
     job.trains()
     job.runs_on("a", "b", "c", "d")
     job.finish()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -30,7 +33,7 @@ def test_shares_cover_a_step_once_and_differ_by_at_most_one(start: int, width: i
     shares = [data.share(start, start + width, rank, world) for rank in range(world)]
     assert shares[0][0] == start
     assert shares[-1][1] == start + width
-    assert all(a[1] == b[0] for a, b in zip(shares, shares[1:], strict=False))
+    assert all(a[1] == b[0] for a, b in itertools.pairwise(shares))
     sizes = [high - low for low, high in shares]
     assert max(sizes) - min(sizes) <= 1
 
@@ -118,14 +121,14 @@ def test_steps_nobody_trained_are_lost() -> None:
 
 def test_a_round_that_begins_at_the_wrong_position_repeats_samples() -> None:
     wrong = entry(1, 3, 5)
-    wrong = SamplesCommitted(**{**{f: getattr(wrong, f) for f in wrong.__struct_fields__}, "cursor_from": 10, "n_samples": 13})
+    wrong = msgspec.structs.replace(wrong, cursor_from=10, n_samples=13)
     verdict = data.verify([entry(0, 0, 3), wrong, entry(1, 5, 10)], DESCRIBED)
     assert verdict.repeated == BATCH
 
 
 def test_other_samples_than_the_datasets_are_found_by_the_hash() -> None:
     wrong = entry(0, 0, 5)
-    wrong = SamplesCommitted(**{**{f: getattr(wrong, f) for f in wrong.__struct_fields__}, "index_hash": 1})
+    wrong = msgspec.structs.replace(wrong, index_hash=1)
     verdict = data.verify([wrong, entry(0, 5, 10)], DESCRIBED)
     assert verdict.lost == 1
     assert "hash" in verdict.problems[0]
@@ -133,7 +136,7 @@ def test_other_samples_than_the_datasets_are_found_by_the_hash() -> None:
 
 @given(st.data())
 def test_any_correct_history_is_clean_and_any_hole_is_found(draw: st.DataObject) -> None:
-    """A history: rounds that begin at or before where the one before stopped, entries cut at random, some said twice."""
+    """A history: rounds begin at or before where the one before stopped, entries cut at random, some said twice."""
     spans: list[SamplesCommitted] = []
     step, number = 0, 0
     while step < len(STEPS):

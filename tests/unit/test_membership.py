@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from sunfleck.core.events import JobCrashed, JobFinished, JobStopped, RoundFormed, WorkersLeft
 from sunfleck.core.model import JobSpec
-from sunfleck.executor.elastic import membership as m
+from sunfleck.executor.elastic import roster as m
+from sunfleck.executor.elastic.membership import Membership
 from sunfleck.executor.launch.wire import WorkerId
 
 
@@ -20,7 +21,7 @@ class World:
 
     def __init__(self, **spec: int) -> None:
         self.spec = JobSpec(name="j", max_nodes=8, **spec)
-        self.box = m.Membership("j", self.spec)
+        self.box = Membership("j", self.spec)
         self.now = 0.0
         self.living: dict[WorkerId, int] = {}
         """Workers and the round they train in (-1: none)."""
@@ -121,7 +122,8 @@ def test_newcomers_are_gathered_so_that_survivors_stop_once() -> None:
     w = World()
     w.train("a")
     w.rescale("a", "b", "c", "d")
-    assert not forms(w.ready("b")) and not forms(w.ready("c"))
+    assert not forms(w.ready("b"))
+    assert not forms(w.ready("c"))
     (form,) = forms(w.ready("d"))
     assert members(form) == ["a", "b", "c", "d"]
 

@@ -1,4 +1,4 @@
-"""A small training job for tests of the elastic runtime: prints nothing, saves its final weights, can be slowed down."""
+"""A small training job for tests of the elastic runtime: saves its final weights, can be slowed down."""
 
 from __future__ import annotations
 

@@ -37,9 +37,7 @@ class Superseded(Exception):
 def connect_store(host: str, port: int, timeout_s: float) -> Any:
     """A client of a node's rendezvous store. Each round takes a new one: a client that waits blocks its other users."""
     try:
-        return TCPStore(
-            host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=timeout_s)
-        )
+        return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=timeout_s))
     except Exception as error:
         raise CommFailed(f"the store at {host}:{port} does not answer: {error}") from error
 
@@ -47,7 +45,16 @@ def connect_store(host: str, port: int, timeout_s: float) -> Any:
 class Comm:
     """Collectives among `world` ranks. With world 1 nothing is opened and everything returns at once."""
 
-    def __init__(self, rank: int, world: int, device: Any, store: Any = None, prefix: str = "", host: str = "", timeout_s: float = 30.0) -> None:
+    def __init__(
+        self,
+        rank: int,
+        world: int,
+        device: Any,
+        store: Any = None,
+        prefix: str = "",
+        host: str = "",
+        timeout_s: float = 30.0,
+    ) -> None:
         self.rank, self.world, self.device = rank, world, device
         self.timeout_s = timeout_s
         self.error: str | None = None
@@ -95,7 +102,7 @@ class Comm:
         work.get_future().add_done_callback(ended)
 
     def wait(self, work: Any, poll: Callable[[], bool] | None = None) -> None:
-        """Wait for a work. `poll` is asked now and then and ends the wait by returning True (raises Superseded); not for
+        """Wait for a work. `poll` is asked now and then and ends the wait when true (raises Superseded); not for
         send and recv, whose works gloo only completes while somebody waits."""
         if work is None:
             return
@@ -150,7 +157,7 @@ class Comm:
         self.sever()
 
     def sever(self) -> None:
-        """Shut the connections of this group down. Listening sockets must stay: gloo aborts the process if they fail."""
+        """Shut the connections of this group down. Listening sockets must stay: gloo aborts the process otherwise."""
         self.remember_sockets()
         for descriptor in self._sockets:
             try:

@@ -18,7 +18,17 @@ from numpy.typing import NDArray
 
 from .ledger import Verdict, verify
 
-__all__ = ["HASH_MODULUS", "Verdict", "epoch_hash", "index_hash", "join_hash", "permutation", "share", "split_hash", "verify"]
+__all__ = [
+    "HASH_MODULUS",
+    "Verdict",
+    "epoch_hash",
+    "index_hash",
+    "join_hash",
+    "permutation",
+    "share",
+    "split_hash",
+    "verify",
+]
 
 HASH_MODULUS = 1 << 63
 _MASK_64 = (1 << 64) - 1

@@ -1,4 +1,4 @@
-"""The user's DataLoader, served by the global cursor: same dataset and collate function, this rank's share of a step."""
+"""The user's DataLoader, served by the global cursor: same dataset and collate function, this rank's share."""
 
 from __future__ import annotations
 
@@ -145,7 +145,11 @@ class ElasticLoader:
         next_stop = min(self.source.n_samples, stop + self.source.batch)
         if next_stop > stop:
             next_low, next_high = share(stop, next_stop, rank, world)
-            ahead = self.source.fetch_ahead(self.source.indices(epoch, next_low, next_high)) if next_high > next_low else None
+            ahead = (
+                self.source.fetch_ahead(self.source.indices(epoch, next_low, next_high))
+                if next_high > next_low
+                else None
+            )
             self._ahead = ((epoch, next_low, next_high), ahead) if ahead is not None else None
         return to_device(batch, self._run.device), n_local, hash_value
 

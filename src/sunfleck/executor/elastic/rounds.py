@@ -1,4 +1,4 @@
-"""A worker's view of its job's membership: what it has been told, how it meets the others, how it says what happened."""
+"""A worker's view of its job's membership: what it was told, how it meets the others, how it says what happened."""
 
 from __future__ import annotations
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 import time
 import zlib
 from collections.abc import Callable
@@ -35,9 +37,6 @@ from .wrap import gradient_hook
 
 REPORT_S = 0.25
 """How often rank 0 reports."""
-_STEP = 0
-"""What a rank is about to do, as announced by `_announce`: a training step, or the evaluation of that call site."""
-_SLOTS = 16
 
 
 class Session:
@@ -53,8 +52,9 @@ class Session:
         self._writer = checkpoint.Writer(lineage.folder) if lineage.folder is not None else None
         self._saved_s = time.monotonic()
         self._step: StepState | None = None
-        self._announced_round = -2
-        self._evaluation = 0
+        self.before_first_step: Callable[[], None] = lambda: None
+        """What to settle among the ranks before a step; set by the evaluator."""
+        self.n_evaluations = 0
         self._reported_s = 0.0
         self._committed_s = time.monotonic()
         self._terminated = False
@@ -97,9 +97,6 @@ class Session:
         )
 
     def _handle_term(self) -> None:
-        import signal
-        import threading
-
         if threading.current_thread() is threading.main_thread():
 
             def on_term(*_: Any) -> None:
@@ -119,12 +116,12 @@ class Session:
             return None
         while True:
             try:
-                self._assist()
+                self.before_first_step()
                 break
             except CommFailed as error:
-                self._recover(error)
+                self.recover(error)
             except Superseded:
-                self._enter_newest()
+                self.enter_newest()
             place = self.lineage.place
             if place.cursor >= source.n_samples:
                 return None
@@ -150,7 +147,7 @@ class Session:
                 self._step = None
                 assert step.undo is not None
                 step.undo.restore()
-                self._recover(CommFailed(self.rounds.comm.error or "unknown"))
+                self.recover(CommFailed(self.rounds.comm.error or "unknown"))
                 return
         else:
             self.control.alone(step)
@@ -165,7 +162,7 @@ class Session:
         lineage, rounds, now_s = self.lineage, self.rounds, time.monotonic()
         place = lineage.place
         lineage.committed()
-        self._evaluation = 0
+        self.n_evaluations = 0
         span = Span(
             epoch=place.epoch,
             step_from=place.step,
@@ -183,10 +180,11 @@ class Session:
             self.meter.add_metric(name, total, weight)
         self.control.keep_reported(step)
         if now_s - self._reported_s >= REPORT_S:
-            self._report(now_s)
+            self.report_now()
 
-    def _report(self, now_s: float) -> None:
+    def report_now(self) -> None:
         """Rank 0 tells the controller what was committed; every rank begins its next interval."""
+        now_s = time.monotonic()
         spans = self.lineage.book.take()
         metrics = self.meter.take_metrics()
         dt_s, per_s, step_s = self.meter.rate(now_s)
@@ -261,7 +259,7 @@ class Session:
         if (due or self.rounds.save_wanted) and not self._writer.busy:
             self.rounds.save_wanted = False
             self._saved_s = time.monotonic()
-            self._report(time.monotonic())
+            self.report_now()
             self._writer.start(self.lineage.place.step, self.lineage.capture(copy=True))
 
     def _save_now(self) -> None:
@@ -280,7 +278,7 @@ class Session:
 
     def _leave(self, save: bool) -> NoReturn:
         """This worker's end, at a boundary. No destructors: they would cost half a second."""
-        self._report(time.monotonic())
+        self.report_now()
         if save:
             self._save_now()
         told = self.rounds.told
@@ -299,14 +297,14 @@ class Session:
         """The last epoch is over, on every rank: save what came of it. Asks nothing of the other ranks."""
         if self._finished or self.rounds.link is None:
             return
-        self._report(time.monotonic())
+        self.report_now()
         if self._step is None and self.rounds.comm.rank == 0:
             self._finished = True
             self._save_now()
 
     # -- rounds ----------------------------------------------------------------------------------------------------
 
-    def _recover(self, error: Exception) -> None:
+    def recover(self, error: Exception) -> None:
         """The group is broken. Our state is that of the last step we committed; wait for the next round and join it."""
         rounds = self.rounds
         rounds.comm.fail(error)
@@ -314,7 +312,7 @@ class Session:
         rounds.say_failed(rounds.number, self.lineage.place.step, str(error), self._ready())
         self._enter(rounds.wait(after=rounds.number), since_s=self._committed_s)
 
-    def _enter_newest(self) -> None:
+    def enter_newest(self) -> None:
         command = self.rounds.end or self.rounds.told
         assert command is not None
         self._enter(command, since_s=self._committed_s)
@@ -326,7 +324,9 @@ class Session:
             if isinstance(command, EndProgram):
                 self._end(command)
             if self.rounds.worker not in command.members:
-                self._leave(save=not command.members and (self.rounds.comm.rank == 0 or self.rounds.waiting is not None))
+                self._leave(
+                    save=not command.members and (self.rounds.comm.rank == 0 or self.rounds.waiting is not None)
+                )
             try:
                 self._join(command, since_s)
                 return
@@ -365,9 +365,7 @@ class Session:
         self._use(comm)
         now_s = time.monotonic()
         rounds.say(
-            RoundJoined(
-                round=form.round, step=lineage.place.step, stall_s=None if since_s is None else now_s - since_s
-            )
+            RoundJoined(round=form.round, step=lineage.place.step, stall_s=None if since_s is None else now_s - since_s)
         )
         if comm.rank == 0:
             self._saved_s = now_s - min(lineage.checkpoint_age_s(), self._checkpoint_s * 0.5)
@@ -423,7 +421,7 @@ class Session:
             self.control.begin(self._step, buffers=len(self.lineage.models) == 1)
 
     def _repeat_ledger(self) -> None:
-        """Say again what earlier rounds committed: their rank 0 may have died before it could. The fold is idempotent."""
+        """Say again what earlier rounds committed: their rank 0 may have died first. The ledger fold is idempotent."""
         place, rounds = self.lineage.place, self.rounds
         by_round: dict[int, list[Span]] = {}
         for number, span in self.lineage.book.entries[-32:]:
@@ -443,87 +441,3 @@ class Session:
                     spans=tuple(spans),
                 )
             )
-
-    # -- evaluation ------------------------------------------------------------------------------------------------
-
-    def evaluate(self, judge: Callable[[Any], dict[str, Any]], loader: ElasticLoader, site: int) -> dict[str, float]:
-        self.settle()
-        self._report(time.monotonic())
-        lineage, index = self.lineage, self._evaluation
-        self._evaluation += 1
-        lineage.evaluating = True
-        try:
-            while index >= len(lineage.evaluations):
-                try:
-                    lineage.arrive_at_evaluation(index)
-                    result = self._evaluate_once(judge, loader, site)
-                    lineage.evaluations.append(result)
-                except CommFailed as error:
-                    self._recover(error)
-                except Superseded:
-                    self._enter_newest()
-        finally:
-            lineage.evaluating = False
-        self.meter.restart(time.monotonic(), warm_up=False)
-        return dict(lineage.evaluations[index])
-
-    def _evaluate_once(self, judge: Callable[[Any], dict[str, Any]], loader: ElasticLoader, site: int) -> dict[str, float]:
-        comm, rounds = self.rounds.comm, self.rounds
-        if rounds.newer():
-            raise Superseded
-        doing = self._announce(site)
-        while doing[0] != site:
-            if doing[0] == _STEP:
-                raise InvalidRequest("run.evaluate() was not called by every worker")
-            self._reduce_sums({})
-            doing = self._announce(site)
-        sums: dict[str, float] = {}
-        part = [r for r, what in enumerate(doing) if what == site]
-        modes = [(m, m.training) for m in self.lineage.models]
-        try:
-            for model, _ in modes:
-                model.eval()
-            with torch.no_grad():
-                for batch in loader.shares_of(part.index(comm.rank), len(part)):
-                    for name, value in judge(batch).items():
-                        sums[name] = sums.get(name, 0.0) + float(value)
-                    if rounds.newer():
-                        raise Superseded
-        finally:
-            for model, was_training in modes:
-                model.train(was_training)
-        sums = self._reduce_sums(sums)
-        n = sums.pop("n", None)
-        return {name: total / n if n else total for name, total in sums.items()}
-
-    def _announce(self, what: int) -> list[int]:
-        """What every rank is about to do, by rank. Waits for all of them."""
-        comm = self.rounds.comm
-        if what == _STEP:
-            self._announced_round = self.rounds.number
-        if comm.world == 1:
-            return [what]
-        said = torch.zeros(comm.world, dtype=torch.int64)
-        said[comm.rank] = what
-        comm.wait(comm.all_reduce(said), self.rounds.newer)
-        return [int(x) for x in said]
-
-    def _assist(self) -> None:
-        """Before the first step of a round: those who joined in the middle of somebody's evaluation lend their hand to
-        its sums (with nothing of their own) until everybody wants to train."""
-        while self._announced_round != self.rounds.number:
-            while self._announce(_STEP)[0] != _STEP:
-                self._reduce_sums({})
-
-    def _reduce_sums(self, sums: dict[str, float]) -> dict[str, float]:
-        comm = self.rounds.comm
-        if len(sums) > _SLOTS:
-            raise InvalidRequest(f"judge returned {len(sums)} metrics; at most {_SLOTS} are summed")
-        if comm.world == 1:
-            return sums
-        names = sorted(sums)
-        vector = torch.zeros(_SLOTS, dtype=torch.float64)
-        for slot, name in enumerate(names):
-            vector[slot] = sums[name]
-        comm.wait(comm.all_reduce(vector), self.rounds.newer)
-        return {name: float(vector[slot]) for slot, name in enumerate(names)}

@@ -49,7 +49,8 @@ from sunfleck.executor.launch.wire import (
 )
 
 from . import WARM
-from .membership import Ask, Emit, End, Ending, Form, Instruction, Kill, Membership, Start
+from .membership import Membership
+from .roster import Ask, Emit, End, Ending, Form, Instruction, Kill, Start
 from .store import JOB as STORE_JOB
 from .stores import Stores
 
@@ -200,9 +201,7 @@ class Supervisor:
         self._obey(job, out)
 
     def _describe(self, job: str, held: _Job, ready: Ready) -> None:
-        described = DatasetDescribed(
-            job=job, n_samples=ready.n_samples, epoch_hash=ready.epoch_hash, batch=ready.batch
-        )
+        described = DatasetDescribed(job=job, n_samples=ready.n_samples, epoch_hash=ready.epoch_hash, batch=ready.batch)
         if described != held.described:
             held.described = described
             self._emit(described)

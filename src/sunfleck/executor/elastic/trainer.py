@@ -23,13 +23,16 @@ import torch._dynamo  # DDP needs it; loading it here keeps it out of the first 
 from sunfleck.core.errors import InvalidRequest
 from sunfleck.executor.launch.wire import Done, Raised
 
+from .evaluation import Evaluator
+from .lineage import Lineage
 from .link import Link
 from .loader import ElasticLoader, is_loader
-from .lineage import Lineage
 from .progress import number
 from .rounds import Rounds
 from .session import Session
 from .wrap import ElasticModel, guard_optimizer, guard_scheduler
+
+__all__ = ["InvalidRequest", "Run", "init"]
 
 _current: Run | None = None
 
@@ -70,6 +73,7 @@ class Run:
         folder = os.environ.get("SUNFLECK_JOB_DIR") if link is not None else None
         self._lineage = Lineage(Path(folder) / "checkpoints" if folder else None)
         self._session = Session(rounds, self._lineage, seed, checkpoint_s)
+        self._evaluator = Evaluator(self._session)
         self._find_unused = find_unused
         self._prepared = False
         self._in_epoch = False
@@ -207,7 +211,7 @@ class Run:
         caller = sys._getframe(1)
         site = zlib.crc32(f"{caller.f_code.co_filename}:{caller.f_lineno}".encode()) | 1
         self._session.start()
-        return self._session.evaluate(judge, loader, site)
+        return self._evaluator.evaluate(judge, loader, site)
 
     # -- the end ---------------------------------------------------------------------------------------------------
 
@@ -230,4 +234,3 @@ class Run:
 
         sys.excepthook = on_exception
         atexit.register(last_words)
-
