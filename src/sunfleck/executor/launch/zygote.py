@@ -182,18 +182,18 @@ class Zygote:
         self.selector.register(self.wake_in, selectors.EVENT_READ, lambda _: self.drain_wake())
         alone_since = time.monotonic()
         while not self.ending:
-            if self.connections or self.workers:
-                alone_since, timeout = time.monotonic(), None
-            else:
-                timeout = alone_since + self.linger_s - time.monotonic()
-                if timeout <= 0 and self.retire():
-                    break
+            needed = bool(self.connections or self.workers)
+            timeout = None if needed else alone_since + self.linger_s - time.monotonic()
+            if timeout is not None and timeout <= 0 and self.retire():
+                break
             for key, events in self.selector.select(timeout):
                 if events & selectors.EVENT_WRITE:
                     self.flush(key.fileobj)  # type: ignore[arg-type]
                 if events & selectors.EVENT_READ:
                     key.data(key.fileobj)
             self.reap()
+            if needed:
+                alone_since = time.monotonic()
         for pid in list(self.workers):
             kill_group(pid)
         deadline = time.monotonic() + 2
@@ -221,6 +221,7 @@ class Zygote:
                 if os.stat(self.path).st_ino == self.inode:
                     os.unlink(self.path)
                     os.unlink(self.path + ".pid")
+                    self.inode = -1  # the number may be given to the socket of our successor
             except OSError:
                 pass
         return True
