@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 
 import pytest
 from hypothesis import given
@@ -133,6 +134,17 @@ def test_live_page_keeps_its_height() -> None:
     assert len(drawn(render.live_page(STATUS), 132).splitlines()) == len(
         drawn(render.live_page(quiet), 132).splitlines()
     )
+
+
+def test_long_errors_are_cut_to_their_end() -> None:
+    trace = "Traceback (most recent call last):\n" + "  File x\n" * 100 + "ValueError: no such thing"
+    row = JobRow(job="j1", name="cnn", phase=JobPhase.FAILED, reason=trace)
+    for width in (80, 160):
+        assert len(drawn(render.jobs_table([row], 1.0), width)) < 8 * width
+    assert "ValueError: no such thing" in drawn(render.jobs_table([row], 1.0))
+    status = StatusView(pool="p", version="", now_s=1.0, started_s=0.0, jobs=(row,))
+    assert re.search(r"cnn failed: \.\.\..* ValueError: no such thing", words(drawn(render.live_page(status), 300)))
+    assert words(drawn(render.explain_page(ExplainView(row=row, now_s=1.0, reason=trace)))).count("File x") == 100
 
 
 def test_nodes_share_one_remark_when_there_is_no_room() -> None:

@@ -27,6 +27,7 @@ _PHASE_STYLES = {
     JobPhase.FAILED: "bold red",
     JobPhase.CANCELLED: "yellow",
 }
+_BRIEF = 150
 _STRIP_NODES = 48
 """Beyond this many nodes the strip counts instead of naming them."""
 
@@ -130,7 +131,7 @@ def jobs_table(rows: Sequence[JobRow], now_s: float) -> RenderableType:
             "-" if row.phase.final else quantity(row.samples_per_s),
             metric_text(row.metrics, row.target),
             target_text(row.metrics, row.target),
-            remark=_one_line(row.reason),
+            remark=_brief(row.reason) if row.phase.final else _one_line(row.reason),
         )
     return table
 
@@ -216,8 +217,9 @@ def live_page(view: StatusView) -> RenderableType:
             target_text(row.metrics, row.target),
             str(row.n_rescales),
         )
-    warnings = "; ".join(_one_line(warning) for warning in view.warnings)
-    return Group(_headline(view), node_strip(view), table, Text(warnings or " ", style="bold yellow"))
+    failures = [f"{row.name} failed: {_brief(row.reason)}" for row in view.jobs if row.phase is JobPhase.FAILED]
+    last = Text("; ".join([*map(_one_line, view.warnings), *failures]) or " ", style="bold yellow")
+    return Group(_headline(view), node_strip(view), table, last)
 
 
 def node_strip(view: StatusView) -> Text:
@@ -363,6 +365,12 @@ def _reached_text(job: JobSummary) -> str:
 def _cost_text(cost: Cost) -> str:
     origin = f"measured {cost.n_measured}x" if cost.measured else "assumed"
     return f"{short_time(cost.value_s)} ({origin})"
+
+
+def _brief(text: str) -> str:
+    """A job's error is the tail of its log; tables show its end, where the exception is. `explain` has it all."""
+    line = _one_line(text)
+    return line if len(line) <= _BRIEF else "..." + line[-(_BRIEF - 3) :]
 
 
 def _one_line(text: str) -> str:
