@@ -8,14 +8,16 @@ from itertools import pairwise
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from hypothesis.stateful import invariant
 
 from sunfleck.core import events as ev
 from sunfleck.core.model import JobPhase, JobSpec, NodeSpec, Plan, PlannedJob, Profiling, Target
 from sunfleck.observers.summary import most_held, node_seconds, percentile, summary
 from sunfleck.observers.timelines import RESOLUTION
 from sunfleck.observers.views import PoolView, fold
+from tests.scenario.test_controller_chaos import Chaos
 
 Entry = tuple[float, ev.AnyEvent]
 
@@ -155,6 +157,25 @@ def test_timelines_of_the_history() -> None:
     assert [(h.job, h.start_s, h.end_s) for h in view.nodes["n4"].holds] == [("A", 22.0, 30.0), ("B", 31.0, 50.0)]
     assert view.nodes["n4"].presences[0].lost
     assert view.open_spells == [(0.0, 90.0)]
+
+
+def test_round_of_the_same_size_is_no_rescale_but_may_stall() -> None:
+    view = fold(
+        [
+            (0.0, submitted("A")),
+            (1.0, formed("A", "n1", "n2")),
+            (2.0, formed("A", "n1", "n2", round=1, cause="rescale", stall_s=0.5)),  # a new controller asked again
+            (3.0, left("A", "n2", planned=False)),
+            (3.5, formed("A", "n1", "n2", round=2, cause="loss", stall_s=0.7)),  # its worker was started anew
+            (4.0, left("A", "n2", planned=False)),
+            (4.5, formed("A", "n1", round=3, cause="loss", stall_s=0.9)),
+            (5.0, left("A", "n1")),
+            (6.0, formed("A", "n1", "n2", round=4)),
+        ]
+    )
+    job = view.jobs["A"]
+    assert (job.n_rescales, job.n_restarts, job.stalls_s) == (1, 1, [0.5, 0.7, 0.9])
+    assert len(job.deaths) == 2
 
 
 def test_phases_as_events_tell_them() -> None:
@@ -437,3 +458,37 @@ def test_sweep_equals_counting_every_instant(stream: list[tuple[int, ev.AnyEvent
         offered += could
         used += min(could, len(usable & held))
     assert node_seconds(view, float(now)) == (offered, used)
+
+
+# -- beside the controller ---------------------------------------------------------------------------------------
+
+
+class Beside(Chaos):
+    """Random worlds (see the chaos test of the controller), with a view folded beside the state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.view = PoolView()
+        self.n_folded = 0
+
+    @invariant()
+    def view_and_state_tell_the_same(self) -> None:
+        world = self.world
+        for event in world.log[self.n_folded :]:
+            self.view.add(world.now, event)
+        self.n_folded = len(world.log)
+        in_pool = {name for name, node in self.view.nodes.items() if node.presences[-1].end_s is None}
+        assert in_pool == set(world.state.nodes)
+        for name, state in world.state.jobs.items():
+            job = self.view.jobs[name]
+            assert set(job.nodes) == set(state.observed), name
+            assert job.phase.final == state.phase.final or state.phase is JobPhase.STOPPING
+        assert sum(1 for n in self.view.nodes.values() for s in n.presences if s.reclaimed_s is not None) == (
+            world.state.n_reclaims
+        )
+
+
+TestBesideTheController = Beside.TestCase
+TestBesideTheController.settings = settings(
+    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+)

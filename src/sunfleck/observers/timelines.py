@@ -127,8 +127,8 @@ class JobTimeline(Struct, kw_only=True):
 
     @property
     def n_rescales(self) -> int:
-        """Changes of size while it trained, planned or forced: rounds formed from another round."""
-        return sum(1 for entry in self.rounds if entry.cause != "start")
+        """Changes of size while it trained, planned or forced: rounds formed from a round of another size."""
+        return sum(1 for entry in self.rounds if entry.n_before not in (0, entry.n_nodes))
 
     @property
     def n_restarts(self) -> int:
