@@ -336,6 +336,7 @@ class Controller:
             job.samples_per_s = event.samples_per_s
             stats = job.scales.get(event.n_nodes) or ScaleStats(n_nodes=event.n_nodes)
             job.scales[event.n_nodes] = stats.add(event.samples_per_s, event.dt_s)
+            self.state.n_measured += 1
 
     def _on_checkpoint_saved(self, event: e.CheckpointSaved) -> None:
         job = self.state.jobs.get(event.job)
@@ -400,10 +401,13 @@ class Controller:
         wanted: dict[str, PlannedJob] = {given.job: given for given in plan.jobs}
         jobs: list[JobState] = []
         for job in state.active.values():
+            if job.view is not None and job.job not in wanted:  # it goes on waiting
+                job.reason = plan.waits
+                continue
             if job.phase is JobPhase.STOPPING:
                 continue
             given = wanted.get(job.job)
-            job.reason = given.reason if given else "no nodes are left for it"
+            job.reason = given.reason if given else plan.waits
             if (given and given.nodes) or job.planned or job.requested is None or job.requested:
                 job.planned = frozenset(given.nodes) if given else frozenset()
                 jobs.append(job)

@@ -282,3 +282,5 @@ class Plan(Struct, frozen=True, kw_only=True):
     review_after_s: float | None = None
     """Ask again after this long even if nothing happens (a measurement will have settled by then)."""
     solver: str = ""
+    waits: str = "no nodes are left for it"
+    """Why jobs that are not listed have none."""

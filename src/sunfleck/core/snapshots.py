@@ -16,6 +16,7 @@ class Snapshots:
     def __init__(self) -> None:
         self._scales: dict[int, tuple[ScaleStats, ...]] = {}
         """By the identity of the dictionary: measurements in order, as last shown."""
+        self._n_measured = 0
 
     def take(self, state: State, now_s: float) -> Snapshot:
         nodes = tuple(
@@ -24,6 +25,10 @@ class Snapshots:
             if node.usable
         )
         usable = {node.name for node in nodes}
+        if state.n_measured != self._n_measured:
+            self._n_measured = state.n_measured
+            for job in state.active.values():
+                job.view = None
         if len(self._scales) > 2 * len(state.active) + 64:  # of jobs that have ended
             self._scales.clear()
         now_shown: dict[int, tuple[ScaleStats, ...]] = {}
@@ -32,7 +37,7 @@ class Snapshots:
             now_s=now_s,
             nodes=nodes,
             jobs=tuple(
-                self._view(job, usable, now_shown)
+                job.view or self._view(job, usable, now_shown)
                 for job in state.active.values()
                 if job.phase is not JobPhase.STOPPING
             ),
@@ -50,11 +55,6 @@ class Snapshots:
             if shown == scales:
                 scales = shown
             now_shown[key] = self._scales[key] = scales
-        waits = job.phase is JobPhase.QUEUED and not job.requested
-        if job.view is not None:
-            if waits and job.view.scales is scales:
-                return job.view
-            job.view = None
         view = JobView(
             job=job.job,
             spec=job.spec,
@@ -67,6 +67,6 @@ class Snapshots:
             size_since_s=job.size_since_s,
             samples=float(job.samples),
         )
-        if waits and not job.observed:
+        if job.phase is JobPhase.QUEUED and not job.planned and not job.requested and not job.observed:
             job.view = view
         return view

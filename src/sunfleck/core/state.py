@@ -112,7 +112,7 @@ class JobState:
     """Rounds that ended by an unplanned death."""
     error: str = ""
     view: JobView | None = field(default=None, compare=False)
-    """What a policy was last shown of it while it had never trained: the same until it does."""
+    """What a policy was last shown of it, while that stays so: as long as it waits for its first node."""
     started_s: float | None = None
     ended_s: float | None = None
 
@@ -129,6 +129,7 @@ class JobState:
             )
         self.phase = to
         self.phase_since_s = now
+        self.view = None
         if to.final:
             self.ended_s = now
         if to is JobPhase.RUNNING and self.started_s is None:
@@ -153,6 +154,8 @@ class State:
     n_wanted: int = 0
     """Sum of their max_nodes."""
     architectures: dict[str, dict[int, ScaleStats]] = field(default_factory=dict)
+    n_measured: int = 0
+    """Measurements of throughput so far."""
     generation: int = 0
     solving: int | None = None
     """Generation of the Solve under way."""

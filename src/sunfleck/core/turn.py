@@ -97,6 +97,7 @@ class Turn:
             self.without_nodes(job)
             return
         job.requested = target
+        job.view = None
         for name in target:
             state.nodes[name].job = job.job
             state.nodes[name].phase = NodePhase.BUSY
