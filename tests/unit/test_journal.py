@@ -95,6 +95,25 @@ def test_what_was_committed_is_read_back_in_order_with_its_times(tmp_path: Path)
         assert [entry.seq for entry in reader.iterate(5)] == [5, 6]
 
 
+def test_only_its_owner_can_read_it(tmp_path: Path) -> None:
+    """Job descriptions hold environment variables."""
+    path = tmp_path / "j.db"
+    before = os.umask(0)
+    try:
+        with open_journal(path) as journal:
+            journal.append(1.0, reclaim(1))
+            journal.commit()
+            modes = {p.name: oct(p.stat().st_mode & 0o777) for p in tmp_path.iterdir()}
+            assert modes == dict.fromkeys(["j.db", "j.db-wal", "j.db-shm", "j.db.lock"], "0o600")
+            path.unlink()
+            journal.append(2.0, reclaim(2))
+            journal.commit()
+            assert oct(path.stat().st_mode & 0o777) == "0o600"
+    finally:
+        os.umask(before)
+    assert events_of(path) == [reclaim(1), reclaim(2)]
+
+
 def test_reopened_journal_goes_on_counting(tmp_path: Path) -> None:
     path = tmp_path / "j.db"
     with open_journal(path) as journal:

@@ -33,9 +33,11 @@ from .journal_file import (
     connect,
     create,
     explain,
+    explain_os,
     identity,
     read_meta,
     rewrite,
+    touch_private,
 )
 
 DEFAULT_BUFFER_BYTES = 64 * 1024 * 1024
@@ -129,12 +131,10 @@ class Journal:
             file.parent.mkdir(parents=True, exist_ok=True)
             lock = Lock.take(file)
         except OSError as error:
-            raise JournalUnusable(
-                f"cannot write a journal in {file.parent}: {error.strerror}; free space there, make the folder"
-                " writable, or choose another one"
-            ) from error
+            raise JournalUnusable(explain_os(error, file)) from error
         db: sqlite3.Connection | None = None
         try:
+            touch_private(file)
             db = connect(file, read_only=False)
             meta = read_meta(db, file)
             if meta is None:
@@ -145,9 +145,10 @@ class Journal:
                     f"{file} is the journal of pool {meta.pool!r}, not of {pool!r}; use that name or another file"
                 )
             return cls(file, db, lock, meta, buffer_bytes)
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OSError) as error:
             close_file(db, lock)
-            raise JournalUnusable(explain(error, file)) from error
+            said = explain_os(error, file) if isinstance(error, OSError) else explain(error, file)
+            raise JournalUnusable(said) from error
         except BaseException:
             close_file(db, lock)
             raise

@@ -115,6 +115,7 @@ def rewrite(db: sqlite3.Connection, file: Path) -> sqlite3.Connection:
     """
     draft = file.with_name(file.name + ".draft")
     draft.unlink(missing_ok=True)
+    touch_private(draft)
     db.execute("VACUUM INTO ?", (str(draft),))
     for suffix in ("-wal", "-shm"):  # a log of the old file would be taken for one of the new
         file.with_name(file.name + suffix).unlink(missing_ok=True)
@@ -148,6 +149,12 @@ def connect(file: Path, *, read_only: bool) -> sqlite3.Connection:
         db.close()
         db = sqlite3.connect(uri + "&immutable=1", uri=True, isolation_level=None, check_same_thread=False)
     return db
+
+
+def touch_private(file: Path) -> None:
+    """Make the file, for its owner only, if there is none: job descriptions hold environment variables, and those
+    may hold secrets. SQLite gives its log the mode of the database."""
+    os.close(os.open(file, os.O_RDWR | os.O_CREAT, 0o600))
 
 
 def create(db: sqlite3.Connection, meta: Meta) -> None:
@@ -201,3 +208,11 @@ def explain(error: sqlite3.Error, file: Path) -> str:
             f" `sqlite3 {file.name} .recover`"
         )
     return f"cannot use {file} ({error}): move it away and start anew"
+
+
+def explain_os(error: OSError, file: Path) -> str:
+    """The same for what the operating system refuses before SQLite is asked."""
+    return (
+        f"cannot write a journal in {file.parent}: {error.strerror}; free space there, make the folder writable, or"
+        " choose another one"
+    )

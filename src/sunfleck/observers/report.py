@@ -142,40 +142,37 @@ def measured_curves(view: PoolView) -> dict[JobId, tuple[CurvePoint, ...]]:
 
 
 def _tiles(view: PoolView, result: Summary) -> list[Tile]:
-    stalls = [stall for job in view.jobs.values() for stall in job.stalls_s]
     aimed = [job for job in result.jobs if job.target is not None]
     checked = [job for job in result.jobs if job.samples_lost is not None]
-    lost = sum(job.samples_lost or 0 for job in checked)
-    repeated = sum(job.samples_repeated or 0 for job in checked)
     used = "-" if result.used_fraction is None else f"{result.used_fraction:.1%}"
+    offered = f"{result.node_seconds_used:.0f} of {result.node_seconds_offered:.0f} node-seconds offered"
     tiles = [
-        Tile(
-            "idle node time used",
-            used,
-            f"{result.node_seconds_used:.0f} of {result.node_seconds_offered:.0f} node-seconds offered",
-        ),
-        Tile("samples trained", quantity(result.samples), f"by {len(result.jobs)} jobs"),
+        Tile("idle node time used", used, offered),
+        Tile("samples trained", quantity(result.samples), f"by {_count(len(result.jobs), 'job')}"),
     ]
     if aimed:
         tiles.append(Tile("targets reached", f"{sum(bool(job.reached) for job in aimed)} of {len(aimed)}", "jobs"))
     if checked:
-        tiles.append(Tile("samples lost, repeated", f"{lost}, {repeated}", f"ledgers of {len(checked)} jobs checked"))
+        lost = sum(job.samples_lost or 0 for job in checked)
+        repeated = sum(job.samples_repeated or 0 for job in checked)
+        ledgers = f"ledgers of {_count(len(checked), 'job')} checked"
+        tiles.append(Tile("samples lost, repeated", f"{lost}, {repeated}", ledgers))
     if result.reclaims:
-        tiles.append(
-            Tile(
-                "hand-back, p99",
-                short_time(result.handback_s_p99),
-                f"p50 {short_time(result.handback_s_p50)}, {result.reclaims} nodes reclaimed",
-            )
-        )
-    if stalls:
-        p50, p99 = percentile(stalls, 50), percentile(stalls, 99)
-        tiles.append(Tile("stall of a rescale, p50", short_time(p50), f"p99 {short_time(p99)}, {len(stalls)} rescales"))
-    if view.solves:
-        solves = [solve.solve_s for solve in view.solves]
-        p50, p99 = percentile(solves, 50), percentile(solves, 99)
-        tiles.append(Tile("plan found in, p50", short_time(p50), f"p99 {short_time(p99)}, {len(solves)} plans"))
+        detail = f"p50 {short_time(result.handback_s_p50)}, {_count(result.reclaims, 'node')} reclaimed"
+        tiles.append(Tile("hand-back, p99", short_time(result.handback_s_p99), detail))
+    stalls = [stall for job in view.jobs.values() for stall in job.stalls_s]
+    for label, values, what in (
+        ("stall of a rescale, p50", stalls, "stall"),
+        ("plan found in, p50", [solve.solve_s for solve in view.solves], "plan"),
+    ):
+        if values:
+            detail = f"p99 {short_time(percentile(values, 99))}, {_count(len(values), what)}"
+            tiles.append(Tile(label, short_time(percentile(values, 50)), detail))
     return tiles
+
+
+def _count(n: int, what: str) -> str:
+    return f"{n} {what}" if n == 1 else f"{n} {what}s"
 
 
 def _job_rows(view: PoolView, result: Summary) -> list[dict[str, Any]]:
