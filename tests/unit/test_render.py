@@ -16,6 +16,7 @@ from sunfleck.observers.fitted import Column, Fitted
 from sunfleck.observers.live import CurvePoint, ExplainView, JobRow, NodeRow, PlanRow, StatusView
 from sunfleck.observers.palette import JOB_COLOURS, ink_on, job_colours
 from sunfleck.observers.summary import JobSummary, Summary
+from sunfleck.observers.words import duration, node_list, quantity
 
 ACCURACY = Target(metric="accuracy", value=0.95)
 LOSS = Target(metric="loss", value=1.5, at_least=False)
@@ -222,7 +223,7 @@ def test_summary_page() -> None:
     [(0, "0:00"), (59.9, "0:59"), (61, "1:01"), (3600, "1:00:00"), (90061, "1-01:01:01"), (-5, "0:00")],
 )
 def test_duration(seconds: float, text: str) -> None:
-    assert render.duration(seconds) == text
+    assert duration(seconds) == text
 
 
 @pytest.mark.parametrize(
@@ -233,12 +234,12 @@ def test_duration(seconds: float, text: str) -> None:
     ],
 )  # fmt: skip
 def test_quantity(value: float | None, text: str) -> None:
-    assert render.quantity(value) == text
+    assert quantity(value) == text
 
 
 def test_node_list_is_in_natural_order_and_bounded() -> None:
-    assert render.node_list(["n10", "n9", "n1"]) == "n1 n9 n10"
-    assert render.node_list([f"n{i}" for i in range(20)], 3) == "n0 n1 n2 and 17 more"
+    assert node_list(["n10", "n9", "n1"]) == "n1 n9 n10"
+    assert node_list([f"n{i}" for i in range(20)], 3) == "n0 n1 n2 and 17 more"
 
 
 @given(

@@ -16,9 +16,9 @@ from sunfleck.core.model import JobId, Target
 
 from .live import CurvePoint
 from .palette import IDLE_COLOUR, ink_on, job_colours
-from .render import duration
 from .timelines import JobTimeline
 from .views import PoolView
+from .words import duration
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -14,12 +14,13 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from sunfleck.core.model import Cost, JobPhase, NodeName, NodePhase, Target
+from sunfleck.core.model import Cost, JobPhase, NodePhase, Target
 
 from .fitted import Column, Fitted
 from .live import ExplainView, JobRow, NodeRow, StatusView
 from .palette import ink_on, job_colours
 from .summary import JobSummary, Summary
+from .words import duration, node_list, one_line, quantity, short_time
 
 _PHASE_STYLES = {
     JobPhase.RUNNING: "green",
@@ -32,49 +33,7 @@ _STRIP_NODES = 48
 """Beyond this many nodes the strip counts instead of naming them."""
 
 
-# -- words and numbers -------------------------------------------------------------------------------------------
-
-
-def duration(seconds: float) -> str:
-    """As squeue writes it: M:SS, H:MM:SS or D-HH:MM:SS."""
-    whole = max(0, int(seconds))
-    days, rest = divmod(whole, 86400)
-    hours, rest = divmod(rest, 3600)
-    minutes, secs = divmod(rest, 60)
-    if days:
-        return f"{days}-{hours:02}:{minutes:02}:{secs:02}"
-    return f"{hours}:{minutes:02}:{secs:02}" if hours else f"{minutes}:{secs:02}"
-
-
-def quantity(value: float | None, digits: int = 3) -> str:
-    """`digits` significant ones, thousands as k, M, G; - for nothing."""
-    if value is None:
-        return "-"
-    if not math.isfinite(value):
-        return str(value)
-    for from_, factor, letter in ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):
-        if abs(value) >= from_:
-            scaled = value / factor
-            return f"{scaled:.0f}{letter}" if abs(scaled) >= 100 else f"{scaled:.{digits}g}{letter}"
-    if abs(value) >= 10 ** (digits - 1) or value == int(value):
-        return f"{value:.0f}"
-    return f"{value:.{digits}g}"
-
-
-def short_time(seconds: float | None) -> str:
-    """Milliseconds below a second; - for nothing."""
-    if seconds is None:
-        return "-"
-    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
-
-
-def node_list(nodes: Sequence[NodeName], limit: int = 8) -> str:
-    """Names in natural order, the first `limit` of them."""
-    if not nodes:
-        return "none"
-    names = sorted(nodes, key=lambda name: (len(name), name))
-    more = len(names) - limit
-    return " ".join(names) if more <= 0 else f"{' '.join(names[:limit])} and {more} more"
+# -- cells --------------------------------------------------------------------------------------------------------
 
 
 def metric_text(metrics: dict[str, float], target: Target | None) -> str:
@@ -131,7 +90,7 @@ def jobs_table(rows: Sequence[JobRow], now_s: float) -> RenderableType:
             "-" if row.phase.final else quantity(row.samples_per_s),
             metric_text(row.metrics, row.target),
             target_text(row.metrics, row.target),
-            remark=_brief(row.reason) if row.phase.final else _one_line(row.reason),
+            remark=_brief(row.reason) if row.phase.final else one_line(row.reason),
         )
     return table
 
@@ -167,7 +126,7 @@ def nodes_table(rows: Sequence[NodeRow], now_s: float) -> RenderableType:
             row.host,
             duration(now_s - row.joined_s),
             *([wanted] if leaving else []),
-            remark=_one_line(row.reason),
+            remark=one_line(row.reason),
         )
     return table
 
@@ -185,7 +144,7 @@ def status_page(view: StatusView) -> RenderableType:
                 style="dim",
             )
         )
-    parts += [Text(f"warning: {_one_line(warning)}", style="bold yellow") for warning in view.warnings]
+    parts += [Text(f"warning: {one_line(warning)}", style="bold yellow") for warning in view.warnings]
     return Group(*parts)
 
 
@@ -218,7 +177,7 @@ def live_page(view: StatusView) -> RenderableType:
             str(row.n_rescales),
         )
     failures = [f"{row.name} failed: {_brief(row.reason)}" for row in view.jobs if row.phase is JobPhase.FAILED]
-    last = Text("; ".join([*map(_one_line, view.warnings), *failures]) or " ", style="bold yellow")
+    last = Text("; ".join([*map(one_line, view.warnings), *failures]) or " ", style="bold yellow")
     return Group(_headline(view), node_strip(view), table, last)
 
 
@@ -248,9 +207,9 @@ def explain_page(view: ExplainView) -> RenderableType:
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="bold", no_wrap=True)
     facts.add_column(overflow="fold")
-    facts.add_row("why", _one_line(view.reason) or "-")
+    facts.add_row("why", one_line(view.reason) or "-")
     for detail in view.details:
-        facts.add_row("", _one_line(detail))
+        facts.add_row("", one_line(detail))
     for name, nodes in (("planned", row.planned), ("requested", row.requested), ("observed", row.observed)):
         facts.add_row(name, node_list(nodes))
     costs = view.costs
@@ -369,9 +328,5 @@ def _cost_text(cost: Cost) -> str:
 
 def _brief(text: str) -> str:
     """A job's error is the tail of its log; tables show its end, where the exception is. `explain` has it all."""
-    line = _one_line(text)
+    line = one_line(text)
     return line if len(line) <= _BRIEF else "..." + line[-(_BRIEF - 3) :]
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())

@@ -16,9 +16,9 @@ from . import figures
 from .figures import Curves, PlotsMissing
 from .live import CurvePoint
 from .palette import job_colours
-from .render import duration, quantity, short_time
 from .summary import JobSummary, Summary, percentile
 from .views import PoolView
+from .words import duration, quantity, short_time
 
 MOST_JOBS_DRAWN = 16
 """More panels than this nobody looks at; the table has every job."""
