@@ -16,7 +16,7 @@ from sunfleck.observers.fitted import Column, Fitted
 from sunfleck.observers.live import CurvePoint, ExplainView, JobRow, NodeRow, PlanRow, StatusView
 from sunfleck.observers.palette import JOB_COLOURS, ink_on, job_colours
 from sunfleck.observers.summary import JobSummary, Summary
-from sunfleck.observers.words import duration, node_list, quantity
+from sunfleck.observers.words import duration, node_list, quantity, short_time
 
 ACCURACY = Target(metric="accuracy", value=0.95)
 LOSS = Target(metric="loss", value=1.5, at_least=False)
@@ -235,6 +235,14 @@ def test_duration(seconds: float, text: str) -> None:
 )  # fmt: skip
 def test_quantity(value: float | None, text: str) -> None:
     assert quantity(value) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(None, "-"), (0.0, "0 ms"), (0.0123, "12.3 ms"), (0.9994, "999 ms"), (0.9996, "1 s"), (99.96, "100 s"), (1e3, "1000 s")],
+)
+def test_short_time(seconds: float | None, text: str) -> None:
+    assert short_time(seconds) == text
 
 
 def test_node_list_is_in_natural_order_and_bounded() -> None:

@@ -38,7 +38,9 @@ def short_time(seconds: float | None) -> str:
     """Milliseconds below a second; - for nothing."""
     if seconds is None:
         return "-"
-    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+    if seconds < 0.9995:
+        return f"{seconds * 1e3:.3g} ms"
+    return f"{seconds:.3g} s" if seconds < 99.95 else f"{seconds:.0f} s"
 
 
 def node_list(nodes: Sequence[NodeName], limit: int = 8) -> str:
