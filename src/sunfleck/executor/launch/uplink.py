@@ -40,6 +40,7 @@ class Uplink:
         self.welcomed = False
         self.refused = ""
         self.next_tick = 0.0
+        self._hello_waits = False
 
     def connect(self) -> None:
         """Connect to the controller named by the endpoint file, if that is not the one we are connected to.
@@ -66,7 +67,7 @@ class Uplink:
         secure_client(socket, load_client_keys(self._path.parent), endpoint.server_public.encode())
         socket.connect(f"tcp://{endpoint.host}:{endpoint.agent_port}")
         self._poller.register(socket, zmq.POLLIN)
-        self._socket, self._endpoint = socket, endpoint
+        self._socket, self._endpoint, self._hello_waits = socket, endpoint, False
         self.welcomed = False
         self._say_hello()
 
@@ -100,7 +101,9 @@ class Uplink:
                 yield message
 
     def tick(self, now: float) -> None:
-        """To be called when `next_tick` has come (earlier does no harm)."""
+        """To be called when `next_tick` has come (earlier does no harm), and when the socket turns writable."""
+        if self._hello_waits:
+            self._say_hello()
         if now < self.next_tick:
             return
         if self.welcomed and now - self._heard > MISSED * self._heartbeat_s:
@@ -128,8 +131,12 @@ class Uplink:
         self._context.term()
 
     def _say_hello(self) -> None:
+        """Now, or as soon as there is a connection."""
         self.welcomed = False
-        self._send(wire.encode(self._hello()))
+        waits = not self._send(wire.encode(self._hello()))
+        if waits != self._hello_waits and self._socket is not None:
+            self._hello_waits = waits
+            self._poller.register(self._socket, zmq.POLLIN | (zmq.POLLOUT if waits else 0))
 
     def _send(self, data: bytes) -> bool:
         if self._socket is None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import array
 import errno
 import fcntl
-import hashlib
 import json
 import os
 import socket
@@ -153,6 +152,8 @@ class Zygotes:
 
 
 def _key(python: str, warm: Sequence[str], start_up: Mapping[str, str]) -> str:
+    import hashlib  # OpenSSL, 3 MB and 7 ms: not before an agent has any work
+
     code = [os.stat(Path(zygote.__file__).with_name(name)).st_mtime_ns for name in ("zygote.py", "newborn.py")]
     text = json.dumps([python, list(warm), sorted(start_up.items()), code])
     return hashlib.sha256(text.encode()).hexdigest()[:12]
