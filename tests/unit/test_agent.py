@@ -155,6 +155,33 @@ def test_sigterm_is_a_planned_leave(pool: Pool) -> None:
     assert not alive(pid)
 
 
+def test_a_node_is_not_held_for_an_import(pool: Pool) -> None:
+    """The zygote is still importing what the worker wants when the node must go."""
+    agent = pool.agent()
+    (pool.pool_dir / "slow_module.py").write_text("import time; time.sleep(6)")
+    env = {"PYTHONPATH": os.pathsep.join([str(pool.pool_dir), *filter(None, sys.path)])}
+    worker = pool.start_worker("print('I live')", warm=("slow_module",), env=env)
+    wait_for(lambda: zygote_pids(pool.run_dir))
+    started_s = time.monotonic()
+    pool.send("node0", wire.LeaveNode(grace_s=0.1))
+    assert pool.exit_of(worker).code == -9
+    assert agent.wait(10) == 0
+    assert time.monotonic() - started_s < 4.0
+    pool.agent("node1")  # the zygote is alive, and has forgotten that worker
+    other = pool.start_worker("print('other')", "node1", warm=("slow_module",), env=env, restart=1)
+    assert pool.exit_of(other).code == 0
+    assert started(pool, other).warm
+    assert pool.log(worker) == ""
+    assert len(zygote_pids(pool.run_dir)) == 1
+
+
+def test_a_directory_that_others_can_read_is_refused(pool: Pool, capfd: pytest.CaptureFixture[str]) -> None:
+    pool.run_dir.chmod(0o755)
+    assert pool.start_agent().wait(20) == 1
+    assert "chmod 700" in capfd.readouterr().err
+    pool.run_dir.chmod(0o700)
+
+
 FAMILY = """
 import os, subprocess, sys, time
 sleep = [sys.executable, "-c", "import time; time.sleep(1000)"]

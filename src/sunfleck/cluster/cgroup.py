@@ -88,7 +88,10 @@ def open_cpu_groups(pool: str, run_dir: Path) -> CpuGroups | None:
         return None
     root, version = found
     name = group_name(pool, run_dir)
-    lock = _take(lock_path(name), shared=True)
+    try:
+        lock = _take(lock_path(name), shared=True)
+    except OSError:
+        return None
     groups = CpuGroups(root, version, name, lock)
     try:
         groups.create("probe", 1.0)
@@ -212,6 +215,8 @@ def lock_path(name: str) -> Path:
     """The lock file of the pool with this group, in a private directory of this user."""
     directory = Path(tempfile.gettempdir()) / f"sunfleck-locks-{os.geteuid()}"
     directory.mkdir(mode=0o700, exist_ok=True)
+    if directory.lstat().st_uid != os.geteuid():
+        raise PermissionError(f"{directory} belongs to somebody else")
     return directory / name
 
 

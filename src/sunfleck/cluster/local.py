@@ -41,6 +41,8 @@ log = logging.getLogger(__name__)
 AGENT = "sunfleck.executor.launch.agent"
 RESTART_PAUSE_S = 0.5
 RESTART_PAUSE_MAX_S = 30.0
+LEAVE_PATIENCE_S = 2.0
+"""What an agent may take to leave beyond the grace of its workers, before it is killed."""
 
 
 class WorkerOfHello(Protocol):
@@ -87,6 +89,7 @@ class _Node:
         self.adopted = False
         """Its agent was started by an earlier controller, and may hold a worker: it is heard before it must go."""
         self.deadline: Timer | None = None
+        self.deadline_s = 0.0
         self.asked_back_at = 0.0
         self.why_killed = ""
         self.given_back: Offer | bool = False
@@ -226,6 +229,7 @@ class LocalCluster:
         if node.deadline is not None:
             node.deadline.cancel()
         node.deadline = None if delay_s is None else self._agents.call_later(delay_s, action)
+        node.deadline_s = self._agents.now() + (delay_s or 0.0)
 
     def _reclaim(self, node: _Node, now_s: float) -> None:
         ended = [offer for offer in node.timetable.offers if offer.end_s <= now_s] if node.timetable else []
@@ -235,13 +239,15 @@ class LocalCluster:
         self._emit(NodesReclaimed(nodes=(node.spec.name,), grace_s=grace_s, reason="wanted by the cluster"))
 
     def _release(self, node: _Node) -> None:
+        late_s = self._leave_grace_s + LEAVE_PATIENCE_S
         if node.phase is Phase.RECLAIMED:
-            node.phase = Phase.LEAVING  # the deadline of the reclaim stays
+            node.phase = Phase.LEAVING
+            left_s = node.deadline_s - self._agents.now()
+            self._set_deadline(node, min(left_s, late_s), lambda: self._kill(node, "its agent did not leave in time"))
         elif node.phase is Phase.JOINED:
             node.phase, node.asked_back_at = Phase.LEAVING, self._agents.now()
             timetable = node.timetable
             node.given_back = True if timetable is None else (timetable.at(time.time() - self._epoch_s) or False)
-            late_s = self._leave_grace_s + 2.0
             self._set_deadline(node, late_s, lambda: self._kill(node, f"its agent did not leave within {late_s:g} s"))
         else:
             return

@@ -29,6 +29,7 @@ from sunfleck.core.errors import SunfleckError
 from sunfleck.core.model import NodeSpec
 
 from . import wire, zygote
+from .keys import private_directory
 from .uplink import Uplink
 from .wire import WorkerId
 from .workers import WorkerSockets
@@ -52,7 +53,7 @@ class Agent:
     def __init__(
         self, endpoint: Path, run_dir: Path, node: NodeSpec, cgroups: list[str], cpus: list[int] | None
     ) -> None:
-        self.node, self.run_dir, self.cgroups, self.cpus = node, run_dir, cgroups, cpus
+        self.node, self.run_dir, self.cgroups, self.cpus = node, private_directory(run_dir), cgroups, cpus
         self.poller = zmq.Poller()
         self.workers: dict[WorkerId, _Worker] = {}
         self.links: dict[int, ZygoteLink] = {}
@@ -112,6 +113,8 @@ class Agent:
             if worker.kill_at is not None and now >= worker.kill_at:
                 worker.kill_at = None
                 self.kill(worker, signal.SIGKILL)
+        if self.leaving:
+            self.abandon_unborn()
         self.uplink.tick(now)
         if not self.leaving:
             if self.uplink.refused:
@@ -204,6 +207,13 @@ class Agent:
         for worker in self.workers.values():
             self.stop(worker, grace_s)
 
+    def abandon_unborn(self) -> None:
+        """A node is not held for a zygote that is still importing: it finds our requests withdrawn."""
+        for worker in list(self.workers.values()):
+            link = worker.link
+            if worker.pid == 0 and worker.kill_at is None and link is not None and link in self.links.values():
+                self.on_zygote_gone(link)
+
     # -- zygotes -------------------------------------------------------------------------------------------------
 
     def on_new_zygote(self, link: ZygoteLink) -> None:
@@ -242,7 +252,7 @@ class Agent:
         self.uplink.send(wire.WorkerExited(worker=name, code=code, last_lines=last_lines))
 
     def on_zygote_gone(self, link: ZygoteLink) -> None:
-        """The kernel has killed its workers; what they had started is killed here."""
+        """The kernel has killed its workers (or it does, as we leave); what they had started is killed here."""
         descriptor = link.socket.fileno()
         if self.links.pop(descriptor, None) is not None:
             self.poller.unregister(descriptor)

@@ -30,6 +30,7 @@ import gc
 import itertools
 import json
 import os
+import select
 import selectors
 import signal
 import socket
@@ -136,6 +137,13 @@ def why_not_fork() -> str:
         if target.startswith(("/dev/nvidia", "/dev/kfd", "/dev/dri/render")):
             return f"a warm module opened {target}: forking is not safe"
     return ""
+
+
+def hung_up(connection: socket.socket) -> bool:
+    """Whether the other side is gone, though some of what it said is still to be read."""
+    poll = select.poll()
+    poll.register(connection, select.POLLHUP)
+    return bool(poll.poll(0))
 
 
 class Worker:
@@ -249,7 +257,7 @@ class Zygote:
         try:
             if not data:
                 self.forget(connection)
-            elif descriptors:
+            elif descriptors and not hung_up(connection):
                 if len(descriptors) > 1:
                     data = os.pread(descriptors[1], os.fstat(descriptors[1]).st_size, 0)
                 self.start(connection, json.loads(data.decode()), descriptors[0])
