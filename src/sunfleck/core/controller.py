@@ -401,12 +401,12 @@ class Controller:
         wanted: dict[str, PlannedJob] = {given.job: given for given in plan.jobs}
         jobs: list[JobState] = []
         for job in state.active.values():
-            if job.view is not None and job.job not in wanted:  # it goes on waiting
-                job.reason = plan.waits
+            given = wanted.get(job.job)
+            if job.view is not None and (given is None or not given.nodes):  # it goes on waiting
+                job.reason = given.reason if given else plan.waits
                 continue
             if job.phase is JobPhase.STOPPING:
                 continue
-            given = wanted.get(job.job)
             job.reason = given.reason if given else plan.waits
             if (given and given.nodes) or job.planned or job.requested is None or job.requested:
                 job.planned = frozenset(given.nodes) if given else frozenset()

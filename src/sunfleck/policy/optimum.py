@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from sunfleck.core.model import JobId, JobView, Plan, PlannedJob, Profiling, Snapshot
 
@@ -85,13 +86,9 @@ class Optimum:
         nodes = placement.place(snapshot, counts, stay_s, found.kinds)
         explainer = Explainer(jobs, worths, found.sizes, n_nodes, run)
         planned = tuple(
-            PlannedJob(
-                job=job.job,
-                nodes=nodes[job.job],
-                reason=explainer.reason(job)
-                if job.job in names
-                else explainer.too_small(job) or admission.waits,
-            )
+            PlannedJob(job=job.job, nodes=nodes[job.job], reason=explainer.reason(job))
+            if job.job in names
+            else _waiting(job.job, explainer.too_small(job) or admission.waits)
             for job in snapshot.jobs
         )
         return Plan(
@@ -102,6 +99,7 @@ class Optimum:
             profiling=run,
             review_after_s=self._review_s(advice, jobs, counts),
             solver=found.solver,
+            waits=admission.waits,
         )
 
     def worths(
@@ -145,6 +143,12 @@ class Optimum:
         )
         times = [t for t in (advice.review_after_s, None if known else self.options.review_s) if t is not None]
         return min(times, default=None)
+
+
+@lru_cache(maxsize=65536)
+def _waiting(job: JobId, reason: str) -> PlannedJob:
+    """Cached: a queue may hold thousands, and most of it waits for the same reason from plan to plan."""
+    return PlannedJob(job=job, nodes=(), reason=reason)
 
 
 def _fragile(
