@@ -281,7 +281,13 @@ class FakeAgents:
 
     def _accept(self) -> None:
         connection, _ = self._server.accept()
-        name = connection.recv(1024).decode()
+        try:
+            name = connection.recv(1024).decode()
+        except OSError:
+            name = ""
+        if not name:  # it died before it could say who it is
+            connection.close()
+            return
         pid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
         assert pid > 0
         connection.setblocking(False)

@@ -164,6 +164,10 @@ def test_a_booting_worker_that_is_not_wanted_any_more_is_killed_at_once() -> Non
     out = w.rescale("a")
     assert [i.worker.node for i in out if isinstance(i, m.Kill)] == ["b"]
     assert not forms(out)
+    assert not w.wait(m.KILL_AGAIN_S / 2)
+    assert [i.worker.node for i in w.wait(m.KILL_AGAIN_S) if isinstance(i, m.Kill)] == ["b"]
+    w.exit("b", -9)
+    assert not w.wait(m.KILL_AGAIN_S)
 
 
 def test_a_death_is_answered_at_once_and_the_worker_replaced() -> None:

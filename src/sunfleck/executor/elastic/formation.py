@@ -12,6 +12,7 @@ from sunfleck.executor.launch.wire import WorkerId
 
 from .roster import (
     GATHER_S,
+    KILL_AGAIN_S,
     LOSS_PATIENCE_S,
     SILENCE_S,
     UNKNOWN_S,
@@ -58,7 +59,7 @@ class Formation:
 
     def next_deadline(self) -> float | None:
         """When `tick` has something to do, if nothing else happens."""
-        times = [w.kill_at_s for w in self.workers.values() if w.kill_at_s is not None and not w.killed]
+        times = [w.kill_at_s for w in self.workers.values() if w.kill_at_s is not None]
         times += list(self._retry_at.values())
         if self._failed_s is not None:
             times.append(self._failed_s + LOSS_PATIENCE_S)
@@ -232,8 +233,12 @@ class Formation:
             if worker.phase is Phase.LEAVING:
                 continue
             self._set(worker, Phase.LEAVING, now)
-            worker.killed = True
-            self._out.append(Kill(worker.id))
+            self._kill(worker, now)
+
+    def _kill(self, worker: Worker, now: float) -> None:
+        """Until its end is reported: a worker that was only just being started may have missed the first order."""
+        worker.killed, worker.kill_at_s = True, now + KILL_AGAIN_S
+        self._out.append(Kill(worker.id))
 
     def _watch_silence(self, proposal: Proposal, now: float) -> None:
         """A member that neither joins nor dies while the others wait for it hangs."""
@@ -253,8 +258,7 @@ class Formation:
         if len(silent) < len(proposal.members):
             for worker in silent:
                 if not worker.killed:
-                    worker.kill_at_s = None
-                    self._out.append(Kill(worker.id))
+                    self._kill(worker, now)
 
     def _silence_s(self, proposal: Proposal) -> float:
         """Longer than a step, because a worker only listens between steps."""
@@ -262,9 +266,8 @@ class Formation:
 
     def _kill_late(self, now: float) -> None:
         for worker in self.workers.values():
-            if worker.kill_at_s is not None and now >= worker.kill_at_s and not worker.killed:
-                worker.killed = True
-                self._out.append(Kill(worker.id))
+            if worker.kill_at_s is not None and now >= worker.kill_at_s:
+                self._kill(worker, now)
 
     def _wind_up(self, now: float) -> None:
         """The job ends: send everybody away, and say so when nobody is left."""

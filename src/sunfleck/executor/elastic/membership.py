@@ -49,7 +49,7 @@ class Membership(Formation):
         for node in set(self.target) - before:
             self._retry_at.pop(node, None)
         for worker in self.workers.values():
-            if worker.phase is Phase.LEAVING and worker.kill_at_s is not None:
+            if worker.phase is Phase.LEAVING and worker.kill_at_s is not None and not worker.killed:
                 worker.kill_at_s = min(worker.kill_at_s, now + grace_s)
         return self._reconcile(now)
 

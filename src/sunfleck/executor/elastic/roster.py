@@ -15,6 +15,8 @@ LOSS_PATIENCE_S = 0.5
 """After a failed collective, how long to wait for news of who died before the round is formed with all that live."""
 SILENCE_S = 10.0
 """How long members of a proposal may stay silent while others have joined or failed; then they hang and are killed."""
+KILL_AGAIN_S = 1.0
+"""A worker whose end has not been reported this long after it was to be killed is killed again."""
 UNKNOWN_S = 2.0
 """A worker found by a new controller that has not said where it stands after this long is still on its way there."""
 DONE_GRACE_S = 2.0

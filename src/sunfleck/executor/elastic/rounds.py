@@ -143,14 +143,14 @@ class Rounds:
         comm = Comm(rank, world, self.device, store, prefix, own_host, form.timeout_s)
         return comm, said
 
-    def adopt(self, form: FormRound, comm: Comm) -> None:
-        """The round of `form` is in force; the old group is closed behind."""
+    def adopt(self, form: FormRound, comm: Comm) -> Comm:
+        """The round of `form` is in force. Returns the comm of the one before, to be closed."""
         old, self.comm = self.comm, comm
         self.number, self.members = form.round, form.members
         self.waiting = None
         if self.told is not None and self.told.round <= form.round:
             self.told = None
-        old.close_behind()
+        return old
 
     def forget_old_keys(self, previous: int, n_previous: int) -> None:
         """Delete what an earlier round left in the store. Best effort: it may have used another node's store."""

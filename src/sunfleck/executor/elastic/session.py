@@ -308,6 +308,8 @@ class Session:
         """The group is broken. Our state is that of the last step we committed; wait for the next round and join it."""
         rounds = self.rounds
         rounds.comm.fail(error)
+        for model in self.lineage.models:
+            model.parallelise(None, None)
         rounds.comm.close_behind()
         rounds.say_failed(rounds.number, self.lineage.place.step, str(error), self._ready())
         self._enter(rounds.wait(after=rounds.number), since_s=self._committed_s)
@@ -361,8 +363,9 @@ class Session:
             comm.close_behind()
             raise
         comm.remember_sockets()
-        rounds.adopt(form, comm)
+        old = rounds.adopt(form, comm)
         self._use(comm)
+        old.close_behind()  # last, when no DDP holds it any more: whoever lets go of it last waits for its end
         now_s = time.monotonic()
         rounds.say(
             RoundJoined(round=form.round, step=lineage.place.step, stall_s=None if since_s is None else now_s - since_s)
