@@ -85,10 +85,11 @@ class Optimum:
         stay_s = forecast.stay_s if forecast else None
         nodes = placement.place(snapshot, counts, stay_s, found.kinds)
         explainer = Explainer(jobs, worths, found.sizes, n_nodes, run)
+        waits = admission.waits
         planned = tuple(
             PlannedJob(job=job.job, nodes=nodes[job.job], reason=explainer.reason(job))
             if job.job in names
-            else _waiting(job.job, explainer.too_small(job) or admission.waits)
+            else _waiting(job.job, waits if job.spec.min_nodes <= n_nodes else explainer.too_small(job))
             for job in snapshot.jobs
         )
         return Plan(
