@@ -9,7 +9,20 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from sunfleck.core.model import Cost, Costs, JobSpec, JobView, NodeView, Plan, Profiling, ScaleStats, Snapshot
+from hypothesis import strategies as st
+
+from sunfleck.core.model import (
+    Cost,
+    Costs,
+    JobSpec,
+    JobView,
+    NodeView,
+    Plan,
+    PoolHistory,
+    Profiling,
+    ScaleStats,
+    Snapshot,
+)
 from sunfleck.policy.base import Policy
 
 
@@ -142,3 +155,75 @@ class World:
 
     def sizes(self) -> dict[str, int]:
         return {name: len(job.nodes) for name, job in self.jobs.items()}
+
+
+@st.composite
+def snapshots(draw: st.DrawFn, kinds: bool = False) -> Snapshot:
+    """Any snapshot at all: jobs holding too few, too many or odd numbers of nodes, half-measured, mid-profile."""
+    n_nodes = draw(st.integers(0, 16))
+    free = [f"n{i:02d}" for i in range(n_nodes)]
+    names = list(free)
+    views = []
+    for i in range(draw(st.integers(0, 7))):
+        low = draw(st.integers(1, 5))
+        multiple = draw(st.integers(1, 3))
+        spec = JobSpec(
+            name=f"job{i}",
+            min_nodes=low,
+            max_nodes=low + draw(st.integers(0, 12)),
+            multiple=multiple,
+            weight=draw(st.floats(0.1, 10.0)),
+            priority=draw(st.sampled_from([0, 0, 0, 1])),
+            user=draw(st.sampled_from(["", "ann", "bob"])),
+            total_samples=draw(st.one_of(st.none(), st.floats(1.0, 1e6))),
+            deadline_s=draw(st.one_of(st.none(), st.floats(0.0, 1e4))),
+        )
+        held = tuple(sorted(draw(st.lists(st.sampled_from(free), unique=True, max_size=6)))) if free else ()
+        free = [n for n in free if n not in held]
+        points = draw(st.dictionaries(st.integers(1, 16), st.floats(0.1, 1e4), max_size=6))
+        measured = tuple(
+            ScaleStats(n_nodes=n, n_reports=draw(st.integers(1, 40)), mean_per_s=v, trained_s=5.0)
+            for n, v in sorted(points.items())
+        )
+        seconds = st.floats(0.0, 100.0).map(lambda v: Cost(value_s=v))
+        views.append(
+            JobView(
+                job=f"j{i}",
+                spec=spec,
+                submitted_s=draw(st.floats(0.0, 1000.0)),
+                nodes=held,
+                started=draw(st.booleans()),
+                rescaling=draw(st.booleans()),
+                scales=measured,
+                costs=Costs(start_s=draw(seconds), rescale_up_s=draw(seconds), rescale_down_s=draw(seconds)),
+                size_since_s=draw(st.floats(0.0, 1000.0)),
+            )
+        )
+    profiling = None
+    if views and draw(st.booleans()):
+        profiling = Profiling(
+            job=draw(st.sampled_from([v.job for v in views] + ["gone"])),
+            n_nodes=draw(st.integers(1, 6)),
+            since_s=draw(st.floats(0.0, 1000.0)),
+            remaining=tuple(draw(st.lists(st.integers(1, 6), max_size=3))),
+        )
+    owner = {n: v.job for v in views for n in v.nodes}
+    nodes = tuple(
+        NodeView(
+            name=n,
+            kind=draw(st.sampled_from(["a", "b"])) if kinds else "node",
+            job=owner.get(n),
+            joined_s=draw(st.floats(0.0, 1000.0)),
+            leaves_s=draw(st.one_of(st.none(), st.floats(900.0, 5000.0))),
+        )
+        for n in names
+    )
+    ended = tuple(draw(st.lists(st.integers(0, 50), max_size=20)))
+    return Snapshot(
+        generation=1,
+        now_s=1000.0,
+        nodes=nodes,
+        jobs=tuple(views),
+        profiling=profiling,
+        history=PoolHistory(since_s=0.0, n_leave_events=sum(ended), ended=ended),
+    )

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sunfleck.core.model import JobSpec, JobView, NodeView, Snapshot
+from sunfleck.policy.forecast import Forecast
 from sunfleck.policy.placement import place
 
 
@@ -38,9 +39,11 @@ def test_a_shrinking_job_drops_what_leaves_first() -> None:
     assert place(world, {"x": 2})["x"] == ("b", "c")
 
 
-def test_of_equals_the_last_to_join_is_dropped() -> None:
-    nodes = [NodeView(name="a", joined_s=50.0), NodeView(name="b", joined_s=10.0)]
-    assert place(snapshot(nodes, {"x": ("a", "b")}), {"x": 1})["x"] == ("b",)
+def test_what_has_stayed_long_is_kept_when_stays_are_forecast() -> None:
+    nodes = [NodeView(name="a", joined_s=90.0), NodeView(name="b", joined_s=10.0)]
+    world = snapshot(nodes, {"x": ("a", "b")})
+    assert place(world, {"x": 1})["x"] == ("a",)
+    assert place(world, {"x": 1}, Forecast(world).stay_s)["x"] == ("b",)
 
 
 def test_a_starting_job_gets_the_nodes_that_stay() -> None:

@@ -26,7 +26,7 @@ class Admission:
     """`jobs`: to be considered, in order of arrival. `waits`: why the others are not."""
 
     jobs: tuple[JobView, ...]
-    waits: str = ""
+    waits: str
 
 
 def admit(snapshot: Snapshot, max_running: int | None, *, normalised: bool = True) -> Admission:
@@ -54,7 +54,7 @@ def admit(snapshot: Snapshot, max_running: int | None, *, normalised: bool = Tru
                 chosen.append(job)
         waits = "queued: all nodes are with jobs that came before it or weigh more"
     if len(running) + len(chosen) == len(jobs):
-        return Admission(jobs)
+        return Admission(jobs, waits)
     names = {job.job for job in running} | {job.job for job in chosen}
     return Admission(tuple(job for job in jobs if job.job in names), waits)
 

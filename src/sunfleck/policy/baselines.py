@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
+from msgspec import structs
+
 from sunfleck.core.model import JobId, JobView, Plan, PlannedJob, Snapshot
 
 from . import objective, placement, scaling
@@ -21,6 +23,13 @@ from .curves import CurveSource
 class BaselineOptions:
     max_running: int | None = 10
     """At most this many jobs at once; None: no limit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EqualShareOptions(BaselineOptions):
+    share_remainder: bool = False
+    """Whether nodes that do not suffice for another step of everybody go to those that came first; as published,
+    they stay idle."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,30 +51,33 @@ class RigidOptions(BaselineOptions):
 def plan_of(
     snapshot: Snapshot, counts: Mapping[JobId, int], reasons: Mapping[JobId, str], other: str, solver: str
 ) -> Plan:
-    """A plan from counts; `other` is the reason of jobs without one of their own."""
+    """A plan from counts; `other` is why jobs without a reason of their own, which it does not list, have no nodes."""
     nodes = placement.place(snapshot, counts)
     return Plan(
         jobs=tuple(
-            PlannedJob(job=job.job, nodes=nodes[job.job], reason=reasons.get(job.job, other)) for job in snapshot.jobs
+            PlannedJob(job=job.job, nodes=nodes[job.job], reason=reasons.get(job.job, other))
+            for job in snapshot.jobs
+            if job.job in reasons or job.nodes
         ),
         solver=solver,
+        waits=other,
     )
 
 
 class EqualShare:
-    """FreeTrain's own yardstick: the nodes divided evenly, the remainder to those that came first; at every event.
+    """FreeTrain's own yardstick: the nodes divided evenly between the jobs, rounded down, at every event.
 
-    Shares are rounded down to a size each job may take; what one job cannot take is shared by the others.
+    Shares are sizes each job may take; what one job cannot take is shared by the others.
     """
 
     name = "equal-share"
 
-    def __init__(self, options: BaselineOptions | None = None) -> None:
-        self.options = options or BaselineOptions()
+    def __init__(self, options: EqualShareOptions | None = None) -> None:
+        self.options = options or EqualShareOptions()
 
     def plan(self, snapshot: Snapshot) -> Plan:
         admission = admit(snapshot, self.options.max_running)
-        counts = equal_shares(admission.jobs, len(snapshot.nodes))
+        counts = equal_shares(admission.jobs, len(snapshot.nodes), self.options.share_remainder)
         n_sharing = sum(1 for n in counts.values() if n)
         reasons = {
             job: f"an equal share of {len(snapshot.nodes)} nodes between {n_sharing} jobs"
@@ -76,12 +88,17 @@ class EqualShare:
         return plan_of(snapshot, counts, reasons, admission.waits, "equal-share")
 
 
-def equal_shares(jobs: Sequence[JobView], n_nodes: int) -> dict[JobId, int]:
-    """Round robin: in order of arrival everybody takes one step up at a time, as long as a step is left for it."""
+def equal_shares(jobs: Sequence[JobView], n_nodes: int, share_remainder: bool) -> dict[JobId, int]:
+    """Round robin: in order of arrival everybody takes one step up at a time, as long as a step is left for it; after
+    the first round, without `share_remainder`, only in whole rounds."""
     counts = {job.job: 0 for job in jobs}
     left, growing = n_nodes, list(jobs)
     while left > 0 and growing:
         still = []
+        if not share_remainder and any(counts.values()):
+            whole = [job for job in growing if counts[job.job] + job.spec.multiple <= job.spec.max_nodes]
+            if sum(job.spec.multiple for job in whole) > left:
+                break
         for job in growing:
             spec, n = job.spec, counts[job.job]
             step = spec.multiple if n else spec.min_nodes
@@ -134,9 +151,11 @@ class Greedy:
             counts[job.job] += step
             left -= step
             offer(i)
-        reasons = {job: f"{n} nodes by steepest ascent" for job, n in counts.items() if n}
-        waits = admission.waits or "queued: every node gains more elsewhere"
-        return plan_of(snapshot, counts, reasons, waits, "greedy")
+        reasons = {
+            job: f"{n} nodes by steepest ascent" if n else "queued: every node gains more elsewhere"
+            for job, n in counts.items()
+        }
+        return plan_of(snapshot, counts, reasons, admission.waits, "greedy")
 
 
 class Rigid:
@@ -180,4 +199,4 @@ class Rigid:
         plan = plan_of(snapshot, counts, reasons, "queued: its fixed size does not fit", "rigid")
         if not killed:
             return plan
-        return Plan(jobs=plan.jobs, solver=plan.solver, review_after_s=self.options.requeue_s)
+        return structs.replace(plan, review_after_s=self.options.requeue_s)

@@ -2,8 +2,7 @@
 
 Rules, all deterministic:
 
-- A job keeps its nodes as far as its count allows; it drops those that leave soonest (of equals, those that joined
-  last: what has stayed long tends to stay on).
+- A job keeps its nodes as far as its count allows; it drops those that leave soonest (of equals, the last by name).
 - Nodes that nobody holds, and those just dropped, are given out latest-leaving first; of equals, nodes that are free
   now come before nodes that another job must leave first.
 - Jobs that start choose before jobs that grow, in order of arrival: losing a node costs a growing job a rescale, but a
@@ -45,16 +44,18 @@ def place(
     stay_s = stay_s or announced_stay(snapshot.now_s)
     nodes = {node.name: node for node in snapshot.nodes}
     stays = {name: stay_s(node) for name, node in nodes.items()}
-    if sum(counts.get(job.job, 0) for job in snapshot.jobs) > len(nodes):
+    # A queue may hold thousands that have nothing and get nothing.
+    jobs = [job for job in snapshot.jobs if job.nodes or counts.get(job.job)]
+    if sum(counts.get(job.job, 0) for job in jobs) > len(nodes):
         raise ValueError(f"{sum(counts.values())} nodes planned, but there are {len(nodes)}")
 
     kept: dict[JobId, list[NodeName]] = {}
     taken: set[NodeName] = set()
-    for job in snapshot.jobs:
+    for job in jobs:
         held = [name for name in job.nodes if name in nodes and name not in taken]
         count = counts.get(job.job, 0)
         if count < len(held):
-            held.sort(key=lambda name: (-stays[name], nodes[name].joined_s, name))
+            held.sort(key=lambda name: (-stays[name], name))
             held = held[:count]
         kept[job.job] = held
         taken.update(held)
@@ -64,10 +65,12 @@ def place(
     free: dict[str, list[NodeView]] = {}
     for node in ranked:
         free.setdefault(node.kind if kinds is not None else "", []).append(node)
-    starting = [job for job in snapshot.jobs if not kept[job.job]]
-    growing = [job for job in snapshot.jobs if kept[job.job]]
+    starting = [job for job in jobs if not kept[job.job]]
+    growing = [job for job in jobs if kept[job.job]]
     for job in (*starting, *growing):
         held = kept[job.job]
         while len(held) < counts.get(job.job, 0):
             held.append(free[kinds.get(job.job, "") if kinds is not None else ""].pop().name)
-    return {job: tuple(sorted(names)) for job, names in kept.items()}
+    placed: dict[JobId, tuple[NodeName, ...]] = dict.fromkeys([job.job for job in snapshot.jobs], ())
+    placed.update((job, tuple(sorted(names))) for job, names in kept.items())
+    return placed
