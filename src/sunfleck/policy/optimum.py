@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 from sunfleck.core.model import JobId, JobView, Plan, PlannedJob, Profiling, Snapshot
 
@@ -85,12 +84,15 @@ class Optimum:
         stay_s = forecast.stay_s if forecast else None
         nodes = placement.place(snapshot, counts, stay_s, found.kinds)
         explainer = Explainer(jobs, worths, found.sizes, n_nodes, run)
-        waits = admission.waits
+        # Jobs in line behind those are not listed: `waits` speaks for them all.
         planned = tuple(
-            PlannedJob(job=job.job, nodes=nodes[job.job], reason=explainer.reason(job))
-            if job.job in names
-            else _waiting(job.job, waits if job.spec.min_nodes <= n_nodes else explainer.too_small(job))
+            PlannedJob(
+                job=job.job,
+                nodes=nodes[job.job],
+                reason=explainer.reason(job) if job.job in names else explainer.too_small(job) or admission.waits,
+            )
             for job in snapshot.jobs
+            if job.job in names or job.nodes or job.spec.min_nodes > n_nodes
         )
         return Plan(
             jobs=planned,
@@ -144,12 +146,6 @@ class Optimum:
         )
         times = [t for t in (advice.review_after_s, None if known else self.options.review_s) if t is not None]
         return min(times, default=None)
-
-
-@lru_cache(maxsize=65536)
-def _waiting(job: JobId, reason: str) -> PlannedJob:
-    """Cached: a queue may hold thousands, and most of it waits for the same reason from plan to plan."""
-    return PlannedJob(job=job, nodes=(), reason=reason)
 
 
 def _fragile(
