@@ -211,6 +211,21 @@ def test_membership_changes_in_the_middle_of_evaluations(world: World) -> None:
     assert accuracies[-1] > 0.9
 
 
+def test_accumulated_gradients_move_with_the_state(world: World) -> None:
+    args = ("--epochs", "12", "--accumulate", "3")
+    job = Job(world, "job", *args, *SLOW)
+    job.runs_on("a", "b")
+    for nodes in (NODES, ("b", "d"), ("a", "b", "d"), ("b",), ("b", "c")):
+        job.trains(2)
+        if not job.over:
+            job.runs_on(*nodes)
+    job.trains(2)
+    if not job.over:
+        world.agents.kill(job.worker_on("b"))
+    job.finish()
+    assert_as_undisturbed(job, *args)
+
+
 def test_batch_norm_statistics_are_shared(world: World) -> None:
     job = Job(world, "job", "--epochs", "8", "--norm", *SLOW)
     job.runs_on("a", "b", "c", "d")

@@ -21,6 +21,7 @@ parser.add_argument("--sleep", type=float, default=0.0)
 parser.add_argument("--checkpoint", type=float, default=10.0)
 parser.add_argument("--out", default="")
 parser.add_argument("--norm", action="store_true")
+parser.add_argument("--accumulate", type=int, default=1)
 parser.add_argument("--crash-at", type=int, default=-1)
 parser.add_argument("--evaluate-every", type=int, default=0)
 args = parser.parse_args()
@@ -53,10 +54,11 @@ def judge(batch: list[torch.Tensor]) -> dict[str, torch.Tensor]:
 for _ in run.epochs(args.epochs):
     for a, b in loader:
         loss = nn.functional.cross_entropy(model(a), b)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        by_step.step()
+        (loss / args.accumulate).backward()
+        if (run.step + 1) % args.accumulate == 0:  # run.step, because a step may be served again
+            optimizer.step()
+            optimizer.zero_grad()
+            by_step.step()
         run.report(loss=loss)
         if args.sleep:
             time.sleep(args.sleep)

@@ -41,6 +41,8 @@ class StepState:
     buffers: Any = None
     buffer_work: Any = None
     decided: bool = False
+    applied: bool = False
+    """Whether an optimizer stepped (or tried to) in this step; otherwise its gradients are being accumulated."""
     n_committed: int = 0
     hash_committed: int = 0
     metrics_committed: dict[str, tuple[float, float]] = field(default_factory=dict)

@@ -37,6 +37,8 @@ class Lineage:
         self.exists = False
         """Whether this process holds state of the run (and not just a new model)."""
         self.evaluating = False
+        self.accumulating = False
+        """Whether gradients of committed steps wait for an optimizer step (gradient accumulation)."""
         self._again: dict[str, Any] | None = None
 
     # -- as a value ------------------------------------------------------------------------------------------------
@@ -50,6 +52,7 @@ class Lineage:
             "optimizers": [o.state_dict() for o in self.optimizers],
             "schedulers": [_plain_scheduler(s) for s in self.schedulers],
             "registered": {name: thing.state_dict() for name, thing in self.registered.items()},
+            "gradients": self._gradients() if self.accumulating else None,
             "place": self.place.to_plain(),
             "book": self.book.to_plain(),
             "evaluations": [dict(e) for e in self.evaluations],
@@ -93,8 +96,17 @@ class Lineage:
                 thing.load_state_dict(state)
         for name, thing in self.registered.items():
             thing.load_state_dict(value["registered"][name])
-        for model in self.models:
-            model.zero_grad(set_to_none=True)
+        gradients = value["gradients"]
+        self.accumulating = gradients is not None
+        for i, parameter in enumerate(self._parameters()):
+            gradient = gradients[i] if gradients is not None else None
+            parameter.grad = None if gradient is None else gradient.to(parameter.device, parameter.dtype)
+
+    def _parameters(self) -> list[Any]:
+        return [p for m in self.models for p in m.parameters()]
+
+    def _gradients(self) -> list[Any]:
+        return [p.grad for p in self._parameters()]
 
     def fingerprint(self) -> str:
         """Equal exactly when the state of one program fits the other."""
@@ -121,8 +133,9 @@ class Lineage:
         return [b for m in self.models for b in m.buffers()]
 
     def begin_undo(self) -> Undo:
-        """Copies of what a step changes before it is known to succeed: buffers (BatchNorm) and registered state."""
+        """Copies of what a step changes before it is known to succeed: gradients, buffers, registered state."""
         undo = Undo()
+        undo.keep_gradients(self._parameters(), self.accumulating)
         buffers = self.buffers()
         if buffers:
             undo.keep_tensors(buffers)

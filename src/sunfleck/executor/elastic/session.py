@@ -162,6 +162,7 @@ class Session:
         lineage, rounds, now_s = self.lineage, self.rounds, time.monotonic()
         place = lineage.place
         lineage.committed()
+        lineage.accumulating = not step.applied
         self.n_evaluations = 0
         span = Span(
             epoch=place.epoch,
@@ -217,6 +218,8 @@ class Session:
     def may_step(self, optimizer: Any) -> bool:
         """Asked by each optimizer before it steps."""
         step = self._step
+        if step is not None:
+            step.applied = True
         if step is None or self.rounds.comm.world == 1:
             return True
         if not self._decide(step):

@@ -137,6 +137,16 @@ class Undo:
 
         self._actions.append(restore)
 
+    def keep_gradients(self, parameters: list[Any], accumulated: bool) -> None:
+        """Put back the gradients of earlier steps; without any, there shall be none."""
+        copies = [p.grad.clone() if accumulated and p.grad is not None else None for p in parameters]
+
+        def restore() -> None:
+            for parameter, copy in zip(parameters, copies, strict=True):
+                parameter.grad = copy
+
+        self._actions.append(restore)
+
     def keep_state(self, owner: Any, copy: Callable[[Any], Any]) -> None:
         saved = copy(owner.state_dict())
         self._actions.append(lambda: owner.load_state_dict(saved))
