@@ -2,7 +2,7 @@
 
 `SimExecutor` models an elastic runtime: a change of size stops the survivors for a while and then they train at the
 new size; a start from nothing takes its time; nodes that vanish without a word cost what was not yet saved.
-`PublishedExecutor` keeps the books as the published replay does; see there.
+`published.PublishedExecutor` keeps the books as the published replay does.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Tally:
 
 
 @dataclass
-class _Run:
+class Run:
     job: SimJob
     done: float = 0.0
     rate: float = 0.0
@@ -90,7 +90,7 @@ class SimExecutor:
     ) -> None:
         self._clock = clock
         self._emit = emit
-        self._runs = {job.name: _Run(job) for job in jobs}
+        self._runs = {job.name: Run(job) for job in jobs}
         self._rng = np.random.default_rng(seed)
         self._handback_s = handback_s
         self._checkpoint_s = checkpoint_s
@@ -145,9 +145,7 @@ class SimExecutor:
         run = self._runs[job]
         self._account(run)
         self._over(run)
-        self._clock.at(
-            self._clock.now() + self._handback_s, Rank.TRAINING, lambda: self._emit(JobStopped(job=job))
-        )
+        self._clock.at(self._clock.now() + self._handback_s, Rank.TRAINING, lambda: self._emit(JobStopped(job=job)))
 
     def stop(self) -> None:
         for run in self._runs.values():
@@ -190,7 +188,7 @@ class SimExecutor:
 
     # -- inside --------------------------------------------------------------------------------------------------
 
-    def _account(self, run: _Run) -> None:
+    def _account(self, run: Run) -> None:
         """Bring the samples and the books up to now."""
         now = self._clock.now()
         dt = now - run.since_s
@@ -209,32 +207,32 @@ class SimExecutor:
                 run.saved = run.done - (now - run.saved_s) * run.rate
         run.since_s = now
 
-    def _hold(self, run: _Run, nodes: frozenset[str]) -> None:
+    def _hold(self, run: Run, nodes: frozenset[str]) -> None:
         if len(nodes) != len(run.nodes):
             self.tally.history.append((self._clock.now(), run.job.name, len(nodes)))
         run.nodes = nodes
 
-    def _strike(self, run: _Run) -> None:
+    def _strike(self, run: Run) -> None:
         for entry in (run.form, run.finish, run.report):
             if entry is not None:
                 entry.cancel()
         run.form = run.finish = run.report = None
 
-    def _stop_training(self, run: _Run) -> None:
+    def _stop_training(self, run: Run) -> None:
         if run.rate and self._reports and self._clock.now() - run.reported[0] >= FIRST_REPORT_S:
             self._say(run)
         run.rate = 0.0
 
-    def _roll_back(self, run: _Run) -> None:
+    def _roll_back(self, run: Run) -> None:
         """All its workers died at once: it goes on from its last checkpoint."""
         self.tally.lost_reclaim += run.done - run.saved
         run.done = run.saved
 
-    def _leave(self, run: _Run, leaving: frozenset[str]) -> None:
+    def _leave(self, run: Run, leaving: frozenset[str]) -> None:
         event = WorkersLeft(job=run.job.name, nodes=tuple(sorted(leaving)), planned=True)
         self._clock.at(self._clock.now() + self._handback_s, Rank.TRAINING, lambda: self._emit(event))
 
-    def _formed(self, run: _Run) -> None:
+    def _formed(self, run: Run) -> None:
         self._account(run)
         now = self._clock.now()
         stall_s = None if run.stalled_s is None else now - run.stalled_s
@@ -247,7 +245,7 @@ class SimExecutor:
         run.stalled_s = None
         run.by_force = False
 
-    def _form(self, run: _Run, told_s: float, stall_s: float | None) -> None:
+    def _form(self, run: Run, told_s: float, stall_s: float | None) -> None:
         cause = "loss" if run.by_force and stall_s is not None else "rescale" if run.training else "start"
         run.training = run.nodes
         run.round += 1
@@ -263,7 +261,7 @@ class SimExecutor:
             )
         )
 
-    def _train(self, run: _Run) -> None:
+    def _train(self, run: Run) -> None:
         """Train on from now at the present size; agree on when it ends and when it reports."""
         now = self._clock.now()
         run.rate = run.job.curve.at(len(run.nodes))
@@ -276,24 +274,38 @@ class SimExecutor:
             run.report_gap_s = FIRST_REPORT_S
             self._plan_report(run)
 
-    def _plan_report(self, run: _Run) -> None:
-        run.report = self._clock.at(
-            self._clock.now() + run.report_gap_s, Rank.TRAINING, lambda: self._reported(run)
-        )
+    def _plan_report(self, run: Run) -> None:
+        run.report = self._clock.at(self._clock.now() + run.report_gap_s, Rank.TRAINING, lambda: self._reported(run))
         run.report_gap_s = min(2 * run.report_gap_s, REPORT_EVERY_S)
 
-    def _reported(self, run: _Run) -> None:
+    def _reported(self, run: Run) -> None:
         self._account(run)
         self._say(run)
         self._plan_report(run)
 
-    def _say(self, run: _Run) -> None:
+    def _say(self, run: Run) -> None:
         now = self._clock.now()
         dt = now - run.reported[0]
         per_s = (run.done - run.reported[1]) / dt
+        run.reported = (now, run.done)
+        self._progress(run, dt, per_s)
+
+    def _finished(self, run: Run) -> None:
+        self._account(run)
+        run.done = run.job.samples
+        self._over(run)
+        self._emit(JobFinished(job=run.job.name))
+
+    def _over(self, run: Run) -> None:
+        self._strike(run)
+        self._hold(run, frozenset())
+        run.rate = 0.0
+        run.over = True
+        self.tally.finished.append((self._clock.now(), run.job.name))
+
+    def _progress(self, run: Run, dt_s: float, per_s: float) -> None:
         if run.job.noise:
             per_s *= math.exp(run.job.noise * float(self._rng.standard_normal()))
-        run.reported = (now, run.done)
         self._emit(
             Progress(
                 job=run.job.name,
@@ -301,107 +313,8 @@ class SimExecutor:
                 n_nodes=len(run.training),
                 step=int(run.done),
                 epoch=0,
-                samples=int(run.done),
-                dt_s=dt,
+                samples=max(0, int(run.done)),
+                dt_s=dt_s,
                 samples_per_s=per_s,
             )
         )
-
-    def _finished(self, run: _Run) -> None:
-        self._account(run)
-        run.done = run.job.samples
-        self._over(run)
-        self._emit(JobFinished(job=run.job.name))
-
-    def _over(self, run: _Run) -> None:
-        self._strike(run)
-        self._hold(run, frozenset())
-        run.rate = 0.0
-        run.over = True
-        self.tally.finished.append((self._clock.now(), run.job.name))
-
-
-@dataclass
-class _Base:
-    """What a job had when an instant's decision first reached it, and what it has been charged for it so far."""
-
-    time_s: float
-    n_nodes: int
-    rate: float
-    cost_s: float = 0.0
-
-
-class PublishedExecutor(SimExecutor):
-    """The books of the published replay (FreeTrain's, CCGrid 2023): nothing takes time, costs are taken off.
-
-    At every instant of the trace each job gets dt * P(n), less the cost of the last decision: P at the size before it
-    times R_up or R_dw. A job that lost nodes pays R_dw once, at its old rate. Completions are noticed at instants of the
-    trace only, and the overshoot is clipped. A start from nothing is free."""
-
-    def __init__(self, jobs: Iterable[SimJob], clock: VirtualClock, emit: Emit) -> None:
-        super().__init__(jobs, clock, emit, reports=False, handback_s=0.0)
-        self._active: dict[str, _Run] = {}
-        self._bases: dict[str, _Base] = {}
-
-    def _charge(self, run: _Run, cost_s: float, base: _Base) -> None:
-        if cost_s:
-            self.tally.n_rescales += 1 if cost_s > 0.0 else -1
-            self.tally.lost_rescale += cost_s * base.rate
-            run.done -= cost_s * base.rate
-
-    def rescale(self, job: str, spec: JobSpec, nodes: Sequence[str], grace_s: float) -> None:
-        run = self._runs[job]
-        if run.over:
-            return
-        self._account(run)
-        new = frozenset(nodes)
-        # One decision may reach a job in parts (nodes that another has to leave first): it is charged as one.
-        base = self._bases.get(job)
-        if base is None or base.time_s != self._clock.now():
-            base = self._bases[job] = _Base(self._clock.now(), len(run.nodes), run.rate)
-        else:
-            self._charge(run, -base.cost_s, base)
-        base.cost_s = 0.0
-        if base.n_nodes and len(new) != base.n_nodes:
-            costs = run.job.costs
-            base.cost_s = costs.rescale_up_s if len(new) > base.n_nodes else costs.rescale_down_s
-            self._charge(run, base.cost_s, base)
-        leaving = run.nodes - new
-        self._hold(run, new)
-        if new:
-            self._active[job] = run
-        run.rate = run.job.curve.at(len(new))
-        if leaving:
-            self._emit(WorkersLeft(job=job, nodes=tuple(sorted(leaving)), planned=True))
-        if new:
-            run.stalled_s = None
-            self._form(run, self._clock.now(), base.cost_s or None)
-        else:
-            run.training = frozenset()
-
-    def nodes_vanished(self, nodes: Sequence[str]) -> None:
-        gone = frozenset(nodes)
-        for run in self._active.values():
-            if not run.nodes & gone:
-                continue
-            self._account(run)
-            cost = run.job.costs.rescale_down_s * run.rate
-            run.done -= cost
-            self.tally.lost_reclaim += cost
-            self._hold(run, run.nodes - gone)
-            run.training = run.nodes
-            run.rate = run.job.curve.at(len(run.nodes))
-            self._bases.pop(run.job.name, None)
-
-    def instant(self) -> None:
-        """An instant of the trace: see who has finished since the last one."""
-        done = []
-        for run in self._active.values():
-            self._account(run)
-            if run.done >= run.job.samples:
-                done.append(run)
-        for run in done:
-            run.done = run.job.samples
-            del self._active[run.job.name]
-            self._over(run)
-            self._emit(JobFinished(job=run.job.name))

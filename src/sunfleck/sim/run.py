@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
@@ -22,7 +22,8 @@ from sunfleck.policy.base import Policy
 
 from .clock import Rank, VirtualClock
 from .cluster import SimCluster
-from .executor import PublishedExecutor, SimExecutor, Tally
+from .executor import SimExecutor, Tally
+from .published import PublishedExecutor
 from .trace import IdleTrace
 from .workload import SimJob
 
@@ -142,12 +143,19 @@ def run_published(
     jobs: Sequence[SimJob],
     policy: Policy,
     *,
+    seed: int = 0,
+    measured: bool = False,
     observers: Sequence[Observer] = (),
     progress: Progress | None = None,
 ) -> Outcome:
-    """The published semantics: decisions, admissions and completions at instants of the trace only, at no delay."""
+    """The published semantics: decisions, admissions and completions at instants of the trace only, at no delay.
+    `measured`: jobs report their throughput at those instants, for policies that are not told the curves.
+
+    Nodes are named by their place in the trace: the published optimiser knows them by that, whereas a placement by
+    real names keeps neighbours together, which come and go together, and gains half a percent by it."""
+    trace = replace(trace, names=tuple(f"n{i:05d}" for i in range(len(trace.names))))
     clock = VirtualClock(trace.begin_s)
-    executor = PublishedExecutor(jobs, clock, clock.put)
+    executor = PublishedExecutor(jobs, clock, clock.put, seed=seed, reports=measured)
     waiting = sorted(jobs, key=lambda job: job.submit_s, reverse=True)
 
     def before() -> None:

@@ -10,7 +10,7 @@ import csv
 import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -69,7 +69,7 @@ class SimJob:
         return replace(self, costs=costs)
 
 
-@lru_cache(maxsize=None)
+@cache
 def network(name: str) -> PiecewiseCurve:
     """The published curve of a network. Raises InvalidRequest for an unknown one."""
     key = name.lower()
@@ -122,9 +122,7 @@ def hpo(n: int, *, samples: float = SAMPLES, noise: float = 0.0) -> list[SimJob]
 def nas(n: int, *, samples: float = SAMPLES, noise: float = 0.0) -> list[SimJob]:
     """`n` jobs of seven different networks in turn, one every 36 s."""
     models = list(NETWORKS)
-    return [
-        make_job(i, models[i % len(models)], i * GAP_S, samples=samples, noise=noise) for i in range(n)
-    ]
+    return [make_job(i, models[i % len(models)], i * GAP_S, samples=samples, noise=noise) for i in range(n)]
 
 
 def parse_jobs(text: str, curves: dict[str, Curve] | None = None) -> list[SimJob]:
