@@ -49,7 +49,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 import torch, torch._dynamo, torch.nn.parallel, numpy
 torch.set_num_threads(1)
-import sunfleck.executor.elastic.trainer
+import sunfleck.elastic
 gc.collect(); gc.freeze()
 sock = socket.socket(fileno=int(sys.argv[1]))
 signal.signal(signal.SIGCHLD, lambda *_: reap())

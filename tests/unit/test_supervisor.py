@@ -20,7 +20,6 @@ from sunfleck.core.events import (
     WorkersLeft,
 )
 from sunfleck.core.model import JobSpec, NodeSpec, Program
-from sunfleck.executor.elastic import WARM
 from sunfleck.executor.elastic.supervisor import Supervisor
 from sunfleck.executor.launch.wire import (
     PROTOCOL,
@@ -147,7 +146,7 @@ def test_a_worker_is_started_with_its_place_in_the_environment(world: World) -> 
     assert node == "a"
     assert start.worker == worker("a")
     assert start.program.script == "train.py"
-    assert start.program.warm == (*WARM, "numpy")
+    assert start.program.warm == ("torch", "numpy", "sunfleck.elastic")
     assert start.limited
     assert start.env["SUNFLECK_WORKER"] == "j@a#0"
     assert start.env["SUNFLECK_NODE_CPUS"] == "0.5"
@@ -160,6 +159,7 @@ def test_stores_run_beside_and_do_not_count(world: World) -> None:
     stores = [m for _, m in world.notes.take(StartWorker) if m.worker.job == "store"]
     assert [s.worker.node for s in stores] == ["a", "b"]
     assert not any(s.limited for s in stores)
+    assert stores[0].program.warm == ("torch", "numpy", "sunfleck.elastic")  # one zygote for both
 
 
 def test_a_round_of_several_waits_for_a_store(world: World) -> None:

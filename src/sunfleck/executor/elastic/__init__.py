@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
-WARM = ("torch", "torch._dynamo", "sunfleck.executor.elastic.trainer")
-"""What a zygote imports so that a forked worker can train at once: DistributedDataParallel loads torch._dynamo on first
-use, which costs a cold process more than a second."""
+WARM = "sunfleck.elastic"
+"""What a zygote with torch imports besides, so that a forked worker can train at once: DistributedDataParallel loads
+torch._dynamo on first use, which costs a cold process more than a second."""
+
+
+def warmed(modules: tuple[str, ...]) -> tuple[str, ...]:
+    """Modules to import before workers are forked. Jobs and stores of equal ones share a zygote."""
+    return modules if WARM in modules or "torch" not in modules else (*modules, WARM)

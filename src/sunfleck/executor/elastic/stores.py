@@ -10,7 +10,6 @@ from sunfleck.core.model import NodeSpec, Program
 from sunfleck.executor.base import Agents
 from sunfleck.executor.launch.wire import Announce, StartWorker, StopWorker, ToWorker, WorkerId
 
-from . import WARM
 from .store import JOB
 
 
@@ -34,8 +33,8 @@ class Stores:
         self._stores: dict[str, _Store] = {}
         self._restarts: dict[str, int] = {}
 
-    def want(self, node: NodeSpec) -> None:
-        """A job is about to train on this node."""
+    def want(self, node: NodeSpec, warm: tuple[str, ...]) -> None:
+        """A job is about to train on this node. The store is forked from the zygote that the job uses anyway."""
         if node.name in self._stores:
             return
         restart = self._restarts[node.name] = self._restarts.get(node.name, -1) + 1
@@ -46,7 +45,7 @@ class Stores:
             node.name,
             StartWorker(
                 worker=worker,
-                program=Program(module="sunfleck.executor.elastic.store", warm=WARM),
+                program=Program(module="sunfleck.executor.elastic.store", warm=warm),
                 env={"SUNFLECK_WORKER": str(worker), "SUNFLECK_NODE_HOST": node.host},
                 log_path=str(self._log_dir / f"{node.name}.log"),
                 limited=False,

@@ -48,7 +48,7 @@ from sunfleck.executor.launch.wire import (
     WorkerStarted,
 )
 
-from . import WARM
+from . import warmed
 from .membership import Membership
 from .roster import Ask, Emit, End, Ending, Form, Instruction, Kill, Start
 from .store import JOB as STORE_JOB
@@ -88,7 +88,7 @@ class Supervisor:
         if len(nodes) > 1 or held.membership.proposal is not None:
             for node in nodes:
                 if node in self._nodes:
-                    self._stores.want(self._nodes[node])
+                    self._stores.want(self._nodes[node], _warm(spec))
         self._obey(job, held.membership.rescale(spec, nodes, grace_s, now))
 
     def stop_job(self, job: str, grace_s: float, save: bool) -> None:
@@ -280,9 +280,7 @@ class Supervisor:
 
     def _start(self, job: str, held: _Job, worker: WorkerId) -> None:
         program = held.membership.spec.program or Program()
-        if "torch" in program.warm:
-            warm = WARM + tuple(m for m in program.warm if m not in WARM)
-            program = msgspec.structs.replace(program, warm=warm)
+        program = msgspec.structs.replace(program, warm=warmed(program.warm))
         folder = self._jobs_dir / job
         (folder / "logs").mkdir(parents=True, exist_ok=True)
         node = self._nodes.get(worker.node) or NodeSpec(name=worker.node)
@@ -310,7 +308,7 @@ class Supervisor:
         if len(form.members) > 1:
             for member in form.members:
                 if member.node in self._nodes:
-                    self._stores.want(self._nodes[member.node])
+                    self._stores.want(self._nodes[member.node], _warm(held.membership.spec))
             address = self._stores.pick(tuple(m.node for m in form.members))
             if address is None:
                 held.held = form
@@ -360,3 +358,7 @@ class Supervisor:
         beside = folder / f".round.{os.getpid()}"
         beside.write_text(str(number))
         os.replace(beside, folder / "round")
+
+
+def _warm(spec: JobSpec) -> tuple[str, ...]:
+    return warmed((spec.program or Program()).warm)
