@@ -202,7 +202,8 @@ def up(flags: Mapping[str, Any] | None = None, *, fresh: bool = False, timeout_s
     """Start a pool on this machine in the background and connect to it. `flags`: fields of config.Config.
 
     A pool that was up before goes on where it was: its journal is replayed, unfinished jobs resume, agents that
-    outlived a killed controller are taken over. `fresh=True` moves the old journal aside and begins anew.
+    outlived a killed controller are taken over. `fresh=True` moves the old journal aside and begins anew. Returns when
+    the pool can start workers at once (the modules of `warm` are imported).
     """
     config = settings(flags, fresh=fresh)
     private_dir(config.pool_dir)
@@ -227,8 +228,8 @@ def up(flags: Mapping[str, Any] | None = None, *, fresh: bool = False, timeout_s
             raise SunfleckError(_last_words(log, start) or f"the controller ended at once; see {log}")
         try:
             if _endpoint_pid(config) == process.pid:
-                pool.call("ping", 2.0)
-                return pool
+                if not pool.status(2.0).warming:
+                    return pool
         except PoolUnavailable:
             pass
         if time.monotonic() >= deadline:

@@ -10,6 +10,7 @@ import fcntl
 import itertools
 import logging
 import os
+import shutil
 import signal
 import sys
 import time
@@ -29,6 +30,7 @@ from sunfleck.core.controller import Controller, ControllerConfig
 from sunfleck.core.errors import InvalidRequest, JournalUnavailable
 from sunfleck.core.events import AnyEvent, ControllerRestarted, PoolStarted, PoolStopRequested
 from sunfleck.engine import Engine, Item, ThreadPlanner, WallClock
+from sunfleck.executor.elastic import warmed
 from sunfleck.executor.launch.fabric import Fabric
 from sunfleck.executor.launch.keys import ensure_keys
 from sunfleck.executor.live import LiveExecutor
@@ -143,7 +145,7 @@ def run(config: Config, *, fresh: bool = False, ready: Callable[[], None] | None
         clock = WallClock()
         emit: Callable[[Item], None] = clock.put
         controller = Controller(ControllerConfig(leave_grace_s=config.leave_grace_s, capacity=config.n_nodes))
-        view = PoolView()
+        view = PoolView(keep_ledger=False)
         with Journal.open(pool_dir / "journal.db", pool=config.pool, now_s=clock.now(), version=__version__) as journal:
             replayed = 0
             epoch_s = clock.now()
@@ -155,7 +157,14 @@ def run(config: Config, *, fresh: bool = False, ready: Callable[[], None] | None
                 replayed += 1
             recorder = Recorder(journal, view)
             notes: list[str] = []
-            service = Service(config, clock, view, lambda: recorder.warnings + notes, lambda job: str(jobs_dir / job))
+            service = Service(
+                config,
+                clock,
+                view,
+                lambda: recorder.warnings + notes,
+                lambda job: str(jobs_dir / job / "logs"),
+                lambda: cluster.warming,
+            )
             fabric = Fabric(
                 ensure_keys(pool_dir),
                 pool_dir / ENDPOINT,
@@ -177,7 +186,7 @@ def run(config: Config, *, fresh: bool = False, ready: Callable[[], None] | None
                 offers=offers(config, epoch_s),
                 epoch_s=epoch_s,
                 pool=config.pool,
-                warm=config.warm,
+                warm=warmed(config.warm),
             )
             policy = make_policy(
                 config.policy,
@@ -209,6 +218,7 @@ def run(config: Config, *, fresh: bool = False, ready: Callable[[], None] | None
                 if orderly:
                     executor.stop()
                     cluster.stop()
+                    shutil.rmtree(config.run_dir, ignore_errors=True)
                 fabric.stop(forget=orderly)
     return 0
 

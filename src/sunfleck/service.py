@@ -35,12 +35,14 @@ class Service:
         view: PoolView,
         warnings: Callable[[], list[str]],
         log_path: Callable[[str], str],
+        warming: Callable[[], bool] = lambda: False,
     ) -> None:
         self._config = config
         self._clock = clock
         self._view = view
         self._warnings = warnings
         self._log_path = log_path
+        self._warming = warming
         self.engine: Engine | None = None
         self._methods: dict[str, Callable[..., Any]] = {
             "ping": self._ping,
@@ -91,6 +93,7 @@ class Service:
                 n_reclaims=state.n_reclaims,
                 handback_s_p50=percentile(handbacks, 50),
                 handback_s_p99=percentile(handbacks, 99),
+                warming=self._warming(),
                 stopping=state.stopping,
                 warnings=tuple(self._all_warnings(controller)),
             )

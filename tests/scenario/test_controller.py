@@ -265,6 +265,21 @@ def test_measured_costs_replace_assumed_ones():
     assert cost.value_s == 0.01
 
 
+def test_a_shrink_is_measured_whichever_word_comes_first():
+    for leavers_first in (True, False):
+        world = World()
+        world.submit("a")
+        world.join("n1", "n2")
+        world.settle()
+        world.reclaim("n2")
+        words = [p for p in world.pending if isinstance(p, e.WorkersLeft | e.RoundFormed)]
+        words.sort(key=lambda p: isinstance(p, e.WorkersLeft), reverse=leavers_first)
+        world.pending = [p for p in world.pending if p not in words]
+        world.pending = words + world.pending
+        world.settle()
+        assert world.state.jobs["a"].costs.rescale_down_s.measured
+
+
 def test_jobs_that_can_never_run_are_refused_with_the_fix():
     controller = World(capacity=8).controller
     assert "lower MIN" in controller.refusal(JobSpec(name="a", min_nodes=9, max_nodes=9))

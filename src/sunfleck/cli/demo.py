@@ -17,6 +17,7 @@ from sunfleck.cli.options import pool_options
 from sunfleck.config import usable_cpus
 from sunfleck.core.errors import InvalidRequest, PoolUnavailable, SunfleckError
 from sunfleck.core.events import DatasetDescribed, SamplesCommitted
+from sunfleck.demo.jobs import WARM, demo_jobs
 from sunfleck.executor.elastic.ledger import verify
 from sunfleck.observers import render
 from sunfleck.observers.journal import JournalReader
@@ -61,7 +62,7 @@ def demo(
         "node_cpus": node_cpus or round(min(1.0, HEADROOM * usable_cpus() / nodes), 4),
         "trace": "demo",
         "trace_s": seconds,
-        "warm": ("torch",),
+        "warm": WARM,
     }
     with api.up(flags, fresh=True) as running:
         try:
@@ -84,8 +85,6 @@ def demo(
 
 def _watch(running: api.Pool, flags: dict[str, Any], console: Console, limit_s: float) -> bool:
     """Submit the jobs as they arrive and show the pool until all have ended. Returns whether they did in time."""
-    from sunfleck.demo.jobs import demo_jobs
-
     waiting = demo_jobs()
     began = time.monotonic()
     last: StatusView | None = None

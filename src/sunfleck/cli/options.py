@@ -15,7 +15,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def pool_options(command: F) -> F:
     """--pool and --home: which pool is meant."""
-    command = click.option("--home", metavar="DIR", help="Folder for pools [default: the user's state folder].")(command)
+    command = click.option("--home", metavar="DIR", help="Folder for pools [default: your state folder].")(command)
     return click.option("--pool", metavar="NAME", help="Name of the pool [default: default].")(command)
 
 

@@ -136,6 +136,7 @@ class LocalCluster:
 
     def start(self) -> None:
         self._run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._log_path("").parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._shares.open()
         self.limit_note = self._shares.note
         if self._warm:
@@ -145,6 +146,11 @@ class LocalCluster:
                 start_new_session=True,
             )
         self._agents.post(self._begin)
+
+    @property
+    def warming(self) -> bool:
+        """Whether the first zygote still imports its modules; workers that are asked for meanwhile wait for it."""
+        return self._prewarm is not None and self._prewarm.poll() is None
 
     def request(self, n_nodes: int) -> None:
         """Nodes come by the schedule, not by asking."""
@@ -165,6 +171,9 @@ class LocalCluster:
         self._shares.close()
         for path in self._run_dir.glob("[az]-*"):
             path.unlink(missing_ok=True)
+
+    def _log_path(self, name: str) -> Path:
+        return self._endpoint_path.parent / "agents" / f"{name}.log"
 
     # -- life of a node ------------------------------------------------------------------------------------------
 
@@ -208,7 +217,7 @@ class LocalCluster:
         argv += ["--node", msgspec.json.encode(node.spec).decode()]
         argv += [word for file in self._shares.procs_file(name) for word in ("--cgroup", str(file))]
         argv += ["--cpus", ",".join(map(str, self._shares.cpus_of(int(name.removeprefix("node")))))]
-        with open(self._run_dir / f"agent-{name}.log", "ab") as output:
+        with open(self._log_path(name), "ab") as output:
             child = subprocess.Popen(
                 argv,
                 stdin=subprocess.DEVNULL,
@@ -326,7 +335,7 @@ class LocalCluster:
             handback_s = self._agents.now() - node.asked_back_at
             self._emit(NodesReleased(nodes=(name,), handback_s=handback_s))
         elif phase is Phase.STARTING and not self._stopping:
-            log.warning("%s: agent did not start (%s): %s", name, how, self._run_dir / f"agent-{name}.log")
+            log.warning("%s: agent did not start (%s): %s", name, how, self._log_path(name))
         elif phase is not Phase.STARTING:
             self._emit(NodesLost(nodes=(name,), reason=node.why_killed))
         if self._stopping:
@@ -360,11 +369,8 @@ class LocalCluster:
 
     def _stop_zygotes(self) -> None:
         if self._prewarm is not None:
-            try:
-                self._prewarm.wait(5.0)
-            except subprocess.TimeoutExpired:
-                self._prewarm.kill()
-                self._prewarm.wait()
+            self._prewarm.kill()
+            self._prewarm.wait()
         paths = [path.with_suffix("") for path in self._run_dir.glob("z-*.pid")]
         running = {pid for path in paths if (pid := pid_from(path.with_suffix(".pid"), [str(path)])) is not None}
         for number in (signal.SIGTERM, signal.SIGKILL):

@@ -291,7 +291,7 @@ class Controller:
         job = self._turn.live_job(event.job)
         if job is None:
             return
-        before, now_nodes = len(job.observed), frozenset(event.nodes)
+        before, now_nodes = job.round_size, frozenset(event.nodes)
         if event.stall_s is not None:
             costs = job.costs
             if event.cause == "loss":
@@ -309,7 +309,7 @@ class Controller:
             job.size_since_s = self._turn.now
             job.samples_per_s = None
         job.observed = frozenset(n for n in now_nodes if n in self.state.nodes)
-        job.round = event.round
+        job.round, job.round_size = event.round, len(now_nodes)
         job.step = event.step
         job.trained = True
         if job.phase in (JobPhase.STARTING, JobPhase.RUNNING):

@@ -97,6 +97,8 @@ class JobState:
     reason: str = "waiting for the next plan"
     trained: bool = False
     round: int = -1
+    round_size: int = 0
+    """Nodes of its last formed round; word of leavers may come before or after that of the next round."""
     step: int = 0
     epoch: int = 0
     samples: int = 0

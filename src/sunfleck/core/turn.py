@@ -69,7 +69,7 @@ class Turn:
         """It trains nowhere: waiting for workers, paused, or back in the queue."""
         if job.phase not in (JobPhase.STARTING, JobPhase.RUNNING):
             return
-        job.samples_per_s = None
+        job.samples_per_s, job.round_size = None, 0
         if job.requested:
             job.move(JobPhase.STARTING, self.now)
         elif job.requested is not None:

@@ -15,25 +15,25 @@ from sunfleck.demo.data import digits
 
 def build() -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(1, 16, 3, padding=1),
+        nn.Conv2d(1, 24, 3, padding=1),
         nn.ReLU(),
-        nn.Conv2d(16, 32, 3, padding=1),
+        nn.Conv2d(24, 48, 3, padding=1),
         nn.ReLU(),
         nn.MaxPool2d(2),
-        nn.Conv2d(32, 32, 3, padding=1),
+        nn.Conv2d(48, 48, 3, padding=1),
         nn.ReLU(),
         nn.MaxPool2d(2),
         nn.Flatten(),
-        nn.Linear(128, 10),
+        nn.Linear(192, 10),
     )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=60, help="stop after so many, target or not")
-    parser.add_argument("--batch", type=int, default=128, help="samples a step, over all nodes")
-    parser.add_argument("--lr", type=float, default=0.006)
-    parser.add_argument("--target", type=float, default=0.96, help="test accuracy at which to stop")
+    parser.add_argument("--batch", type=int, default=256, help="samples a step, over all nodes")
+    parser.add_argument("--lr", type=float, default=0.03)
+    parser.add_argument("--target", type=float, default=0.98, help="test accuracy at which to stop")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
 

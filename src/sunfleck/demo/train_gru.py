@@ -30,9 +30,9 @@ class Adder(nn.Module):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=40, help="stop after so many, target or not")
-    parser.add_argument("--batch", type=int, default=128, help="sequences a step, over all nodes")
-    parser.add_argument("--lr", type=float, default=1e-3)
-    parser.add_argument("--target", type=float, default=0.05, help="mean squared test error at which to stop")
+    parser.add_argument("--batch", type=int, default=256, help="sequences a step, over all nodes")
+    parser.add_argument("--lr", type=float, default=2e-3)
+    parser.add_argument("--target", type=float, default=0.03, help="mean squared test error at which to stop")
     parser.add_argument("--length", type=int, default=32, help="numbers a sequence")
     parser.add_argument("--sequences", type=int, default=8192)
     parser.add_argument("--seed", type=int, default=0)

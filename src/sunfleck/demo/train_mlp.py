@@ -17,9 +17,9 @@ from sunfleck.demo.data import digits
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=80, help="stop after so many, target or not")
-    parser.add_argument("--batch", type=int, default=256, help="samples a step, over all nodes")
-    parser.add_argument("--lr", type=float, default=0.01)
-    parser.add_argument("--target", type=float, default=0.95, help="test accuracy at which to stop")
+    parser.add_argument("--batch", type=int, default=1024, help="samples a step, over all nodes")
+    parser.add_argument("--lr", type=float, default=0.05)
+    parser.add_argument("--target", type=float, default=0.965, help="test accuracy at which to stop")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
 

@@ -88,6 +88,8 @@ class StatusView(Struct, frozen=True, kw_only=True):
     n_reclaims: int = 0
     handback_s_p50: float | None = None
     handback_s_p99: float | None = None
+    warming: bool = False
+    """Whether the pool still imports what its first workers will find imported."""
     stopping: bool = False
     """`sunfleck down` was asked for."""
     warnings: tuple[str, ...] = ()

@@ -1,6 +1,7 @@
 """An agent's way to the zygotes of its host: find or start the right one, ask it for workers, hear of their ends.
 
-    python -m sunfleck.executor.launch.zygotes RUN_DIR MODULE,..      start that zygote ahead of its first use
+    python -m sunfleck.executor.launch.zygotes RUN_DIR MODULE,..      start that zygote ahead of its first use, and
+                                                                      end when it is ready
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import errno
 import fcntl
 import json
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -222,6 +224,21 @@ def reap() -> None:
         pass
 
 
+def warm_up(run_dir: Path, modules: Sequence[str]) -> None:
+    """Start the zygote for `modules` and return when it has imported them: an empty program has run in it."""
+    link = Zygotes(run_dir, linger_s=120.0).link(modules, os.environ, os.getcwd())
+    env = dict(os.environ)
+    output = os.open(os.devnull, os.O_WRONLY)
+    try:
+        link.start(StartRequest(id="warm-up", script=os.devnull, cwd=os.getcwd(), env=env), output)
+    finally:
+        os.close(output)
+    link.socket.setblocking(True)
+    while link.pids:
+        ready, _, _ = select.select([link.socket], [], [])
+        if ready:
+            link.receive()
+
+
 if __name__ == "__main__":
-    modules = tuple(filter(None, sys.argv[2].split(",")))
-    Zygotes(Path(sys.argv[1]), linger_s=120.0).link(modules, os.environ, os.getcwd())
+    warm_up(Path(sys.argv[1]), tuple(filter(None, sys.argv[2].split(","))))
