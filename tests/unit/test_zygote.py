@@ -223,7 +223,7 @@ def test_an_environment_larger_than_a_packet(shared: Nursery) -> None:
 def test_random_state_is_not_shared(shared: Nursery) -> None:
     pytest.importorskip("numpy")
     text = "import random, numpy; print(random.random(), numpy.random.rand(), hash('x') is None)"
-    outputs = {shared.run(text, warm=("random", "numpy"))[2] for _ in range(3)}
+    outputs = {shared.run(text, warm=("random", "numpy.random"))[2] for _ in range(3)}
     assert len({o.split()[0] for o in outputs}) == 3
     assert len({o.split()[1] for o in outputs}) == 3
 
@@ -245,6 +245,20 @@ def test_a_module_that_starts_threads_means_a_cold_start(nursery: Nursery) -> No
     assert not started["warm"]
     assert "started threads" in started["detail"]
     assert (code, output) == (0, "1\n")
+
+
+def test_finalizers_of_the_zygote_do_not_run_in_its_workers(nursery: Nursery) -> None:
+    (nursery.run_dir / "makes.py").write_text("import tempfile\nfolder = tempfile.TemporaryDirectory()\n")
+    env = {"PYTHONPATH": str(nursery.run_dir)}
+    text = """
+        import makes, os, tempfile, weakref
+        class Mine: pass
+        mine = Mine()
+        weakref.finalize(mine, print, "mine ran")
+        print(os.path.isdir(makes.folder.name))
+    """
+    for _ in range(2):
+        assert nursery.run(text, warm=("makes",), env=env)[1:] == (0, "True\nmine ran\n")
 
 
 def test_torch_is_there_and_has_its_threads(nursery: Nursery) -> None:

@@ -21,6 +21,7 @@ import sys
 import threading
 import traceback
 import types
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -113,9 +114,9 @@ def reseed() -> None:
     """No two workers share random state that separate processes would not. (`random` reseeds itself at fork; torch
     has a fixed seed in every new process, and has it here too.)"""
     random.seed()
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed()
+    numpy_random = sys.modules.get("numpy.random")  # numpy loads it when it is first used
+    if numpy_random is not None:
+        numpy_random.seed()
 
 
 def thread_count(env: Mapping[str, str]) -> int:
@@ -191,6 +192,13 @@ def finish(code: int) -> None:
         traceback.print_exc()
     finally:
         os._exit(code if flush() else code or 120)
+
+
+def keep_finalizers() -> None:
+    """What was made before a fork is the zygote's: its workers must neither delete it (a temporary directory, say)
+    nor spend time on it (torch registers hundreds of finalizers, 35 ms of every exit)."""
+    for finalizer in list(getattr(weakref.finalize, "_registry", ())):
+        finalizer.atexit = False
 
 
 def thread_setters() -> list[Callable[[int], Any]]:

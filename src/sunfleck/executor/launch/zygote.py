@@ -129,6 +129,11 @@ def why_not_fork() -> str:
     torch = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "cuda") and torch.cuda.is_initialized():
         return "a warm module initialised CUDA: forking is not safe"
+    return ""
+
+
+def why_never_fork() -> str:
+    """The same for what can only come from the imports: a GPU that was opened by whatever library."""
     for name in os.listdir("/proc/self/fd"):
         try:
             target = os.readlink("/proc/self/fd/" + name)
@@ -171,8 +176,10 @@ class Zygote:
                 self.broken = f"cannot import {name}: {type(error).__name__}: {error}"
                 break
         self.thread_setters = newborn.thread_setters()
+        newborn.keep_finalizers()
         gc.collect()
         gc.freeze()
+        self.broken = self.broken or why_never_fork()
         state = self.broken or why_not_fork() or "ready"
         print(f"zygote {os.getpid()}: {state} after {time.monotonic() - started:.2f} s", flush=True)
 
