@@ -36,6 +36,8 @@ START_CAP = 0.9
 """A start is charged at most this fraction of the horizon: an idle node is always worth starting a job on."""
 RESCALING_FACTOR = 2.0
 """Costs of a job whose change of size is under way: moving it again now costs that move too."""
+LEAST = 1e-3
+"""Fraction of its worth that a size keeps however soon its nodes leave."""
 URGENCY = 4.0
 """Worth of a sample that a deadline needs, beyond its own."""
 
@@ -154,5 +156,5 @@ def worth(
         after = np.interp(sizes - leaving, np.arange(len(rates)), rates)
         loss = (t_fwd_s - fragile.leaves_in_s) * (rates[sizes] - after) + down_s * rates[sizes] * np.minimum(leaving, 1)
         # Never below nothing: a node that leaves soon is still worth using until then.
-        values = np.where(sizes > 0, np.maximum(values - loss, np.minimum(values, 1e-6 * rates[sizes])), values)
+        values = np.where(sizes > 0, np.maximum(values - loss, np.minimum(values, LEAST * values)), values)
     return Worth(Table(sizes, values, held), rates)

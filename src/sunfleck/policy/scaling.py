@@ -34,15 +34,18 @@ Floats = NDArray[np.float64]
 
 TIGHT = 0.05
 """Relative standard error up to which a measured point is taken as it is."""
-PRIOR_NOISE = 0.10
-PRIOR_NOISE_REPORTS = 2.0
+PRIOR_NOISE = 0.15
+PRIOR_NOISE_REPORTS = 3.0
 """Spread of single reports assumed before any is seen, relative to the mean, and its weight in reports. Without it two
-reports that happen to agree would pass for certainty."""
+reports that happen to agree would pass for certainty; with it, whoever stops at a relative error of `TIGHT` is off by
+less than that on average, whether single reports scatter by 2 % or by 30 %."""
 PRIOR_SERIAL = 0.005
 PRIOR_SERIAL_SPREAD = 0.2
 """Prior of a / T(1): mean and spread. 0.005 is the middle of the seven networks measured on Summit (0.0015 .. 0.02)."""
 PRIOR_LOG_SPREAD = 0.05
 """Prior spread of c / T(1) around 0."""
+MODEL_ERROR = 0.03
+"""How far real machines are off any such curve, relative: however sure a measurement is, the fit need not hit it."""
 LEAST_ONE_NODE = 0.5
 """T(1) is at least this fraction of the time at the smallest measured size: what was not measured below a retrograde
 range is not assumed to be a multiple faster."""
@@ -168,7 +171,7 @@ def fit(scales: tuple[ScaleStats, ...], tight: float = TIGHT) -> FittedCurve:
 def _non_negative_fit(sizes: Floats, time_s: Floats, errors: Floats) -> tuple[float, float, float]:
     """Coefficients (a, b, c) >= 0 of T(n) that minimise the weighted squared relative errors plus the prior."""
     unit = float(time_s[0] * sizes[0])  # about T(1); makes the coefficients dimensionless
-    weight = 1.0 / np.maximum(errors, 0.005)
+    weight = 1.0 / np.hypot(errors, MODEL_ERROR)
     observed = time_s / unit
     basis = np.stack((np.ones_like(sizes), 1.0 / sizes, np.log(sizes)), axis=1)
     rows = np.vstack(
