@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import msgspec
+import numpy as np
 
 from sunfleck.cluster.base import Cluster
 from sunfleck.core.controller import Controller, ControllerConfig
@@ -151,9 +152,10 @@ def run_published(
     """The published semantics: decisions, admissions and completions at instants of the trace only, at no delay.
     `measured`: jobs report their throughput at those instants, for policies that are not told the curves.
 
-    Nodes are named by their place in the trace: the published optimiser knows them by that, whereas a placement by
-    real names keeps neighbours together, which come and go together, and gains half a percent by it."""
-    trace = replace(trace, names=tuple(f"n{i:05d}" for i in range(len(trace.names))))
+    Nodes get names in random order: the published optimiser takes any idle node, whereas a placement by real names
+    keeps neighbours together, which come and go together, and gains half a percent by it."""
+    order = np.random.default_rng(seed).permutation(len(trace.names))
+    trace = replace(trace, names=tuple(f"n{i:05d}" for i in order))
     clock = VirtualClock(trace.begin_s)
     executor = PublishedExecutor(jobs, clock, clock.put, seed=seed, reports=measured)
     waiting = sorted(jobs, key=lambda job: job.submit_s, reverse=True)
