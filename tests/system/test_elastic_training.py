@@ -21,6 +21,7 @@ from sunfleck.core.events import (  # noqa: E402
     Progress,
     WorkersLeft,
 )
+from sunfleck.executor.elastic import supervisor  # noqa: E402
 from sunfleck.executor.launch.wire import FormRound, ToWorker  # noqa: E402
 from tests.fakes.agents import FakeAgents  # noqa: E402
 from tests.fakes.elastic import Job, World  # noqa: E402
@@ -289,6 +290,24 @@ def test_term_from_the_node_is_a_leave(world: World) -> None:
     n = len(job.rounds)
     world.agents.kill(job.worker_on("b"), signal.SIGTERM)
     job.wait_round(n, ("a", "c"))
+    job.finish()
+    assert_as_undisturbed(job, *args)
+
+
+def test_a_hung_worker_is_killed_and_replaced(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "MIN_TIMEOUT_S", 1.5)
+    args = ("--epochs", "12")
+    job = Job(world, "job", *args, *SLOW)
+    job.runs_on("a")
+    job.trains()  # its steps are measured now, which sets the timeout of later rounds
+    job.runs_on("a", "b", "c")
+    job.trains()
+    n = len(job.rounds)
+    victim = job.worker_on("b")
+    world.agents.kill(victim, signal.SIGSTOP)
+    job.wait_round(n, ("a", "c"))
+    job.wait_round(n, ("a", "b", "c"))
+    assert (victim, -9) in [(w, code) for w, code, _ in world.agents.exits]
     job.finish()
     assert_as_undisturbed(job, *args)
 

@@ -23,6 +23,10 @@ from typing import Any
 import torch
 from torch.distributed import PrefixStore, ProcessGroup, ProcessGroupGloo, TCPStore
 
+CONNECT_S = 1.0
+"""A store that does not accept a connection within this is taken as gone: its node left, or it was killed."""
+STORE_S = 5.0
+"""A store that does not answer a question within this hangs."""
 _POLL_S = (0.0, 0.0, 0.0001, 0.0002, 0.0005, 0.001)
 
 
@@ -34,10 +38,14 @@ class Superseded(Exception):
     """Waiting was given up because a newer round was announced."""
 
 
-def connect_store(host: str, port: int, timeout_s: float) -> Any:
-    """A client of a node's rendezvous store. Each round takes a new one: a client that waits blocks its other users."""
+def connect_store(host: str, port: int) -> Any:
+    """A client of a node's rendezvous store. Each round takes a new one: a client that waits blocks its other users.
+
+    torch's client tries again and again until its timeout when nobody listens, deaf to newer rounds; so we knock first.
+    """
     try:
-        return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=timeout_s))
+        socket.create_connection((host, port), timeout=CONNECT_S).close()
+        return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=STORE_S))
     except Exception as error:
         raise CommFailed(f"the store at {host}:{port} does not answer: {error}") from error
 

@@ -58,7 +58,7 @@ class Evaluator:
     ) -> dict[str, float]:
         rounds = self._session.rounds
         comm = rounds.comm
-        if rounds.newer():
+        if rounds.urgent():
             raise Superseded
         doing = self._announce(site)
         while doing[0] != site:
@@ -76,7 +76,7 @@ class Evaluator:
                 for batch in loader.shares_of(part.index(comm.rank), len(part)):
                     for name, value in judge(batch).items():
                         sums[name] = sums.get(name, 0.0) + float(value)
-                    if rounds.newer():
+                    if rounds.urgent():
                         raise Superseded
         finally:
             for model, was_training in modes:
@@ -95,7 +95,7 @@ class Evaluator:
             return [what]
         said = torch.zeros(comm.world, dtype=torch.int64)
         said[comm.rank] = what
-        comm.wait(comm.all_reduce(said), rounds.newer)
+        comm.wait(comm.all_reduce(said), rounds.urgent)
         return [int(x) for x in said]
 
     def assist(self) -> None:
@@ -116,5 +116,5 @@ class Evaluator:
         vector = torch.zeros(_SLOTS, dtype=torch.float64)
         for slot, name in enumerate(names):
             vector[slot] = sums[name]
-        comm.wait(comm.all_reduce(vector), rounds.newer)
+        comm.wait(comm.all_reduce(vector), rounds.urgent)
         return {name: float(vector[slot]) for slot, name in enumerate(names)}

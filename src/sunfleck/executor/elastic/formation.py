@@ -51,7 +51,7 @@ class Formation:
         self._retry_at: dict[str, float] = {}
         self._failed_s: float | None = None
         self._lost_all = False
-        self._step_s = 0.0
+        self.step_s = 0.0
         self._gather_until: float | None = None
         self._end_by: float | None = None
         self._error = ""
@@ -118,7 +118,7 @@ class Formation:
         if not target:
             self._leave_all(must_leave, now)
             return
-        idle = [w for w in must_leave if w not in current and not (w.phase is Phase.READY and w.holds_state)]
+        idle = [w for w in must_leave if w.phase is not Phase.TRAINING and not w.holds_state]
         self._dismiss(idle, now)
         must_leave = [w for w in must_leave if w not in idle]
         desired = self._desired(current, target)
@@ -253,6 +253,9 @@ class Formation:
         if proposal.cause == "loss":
             # Everybody else has said that the round before failed.
             silent = [w for w in missing if w.heard_s < proposal.began_s]
+            heard = [w for w in missing if w not in silent]
+            if self._holders(silent) and not self._holders(heard):
+                return  # it is the newcomers who lost patience; those who train may be in a long evaluation
         else:
             silent = missing
         if len(silent) < len(proposal.members):
@@ -262,7 +265,7 @@ class Formation:
 
     def _silence_s(self, proposal: Proposal) -> float:
         """Longer than a step, because a worker only listens between steps."""
-        return max(SILENCE_S / 2 if proposal.cause == "loss" else SILENCE_S, 5 * self._step_s)
+        return max(SILENCE_S / 2 if proposal.cause == "loss" else SILENCE_S, 5 * self.step_s)
 
     def _kill_late(self, now: float) -> None:
         for worker in self.workers.values():

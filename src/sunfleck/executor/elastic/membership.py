@@ -19,6 +19,7 @@ from sunfleck.executor.launch.wire import WorkerId
 from .formation import Formation
 from .roster import (
     DONE_GRACE_S,
+    LOSS_PATIENCE_S,
     MAX_RESTART_DELAY_S,
     RESTART_DELAY_S,
     Ask,
@@ -154,7 +155,10 @@ class Membership(Formation):
             self._check_formed(now)
         return self._reconcile(now)
 
-    def peer_lost(self, worker: WorkerId, round_number: int, step: int, now: float) -> list[Instruction]:
+    def peer_lost(
+        self, worker: WorkerId, round_number: int, step: int, now: float, *, store: bool = False
+    ) -> list[Instruction]:
+        """A collective failed there, or (`store`) the store could not be reached: then nobody needs to have died."""
         known = self.workers.get(str(worker))
         if known is None:
             return []
@@ -163,7 +167,7 @@ class Membership(Formation):
             self.proposal.joined.pop(known.name, None)
             self.proposal.formed = False
             if self._failed_s is None:
-                self._failed_s = now
+                self._failed_s = now - LOSS_PATIENCE_S if store else now
             if known.phase is Phase.TRAINING:
                 self._set(known, Phase.READY, now)
         elif self.proposal is None and known.phase is Phase.TRAINING:
@@ -172,7 +176,7 @@ class Membership(Formation):
 
     def committed(self, step: int, step_s: float) -> list[Instruction]:
         """Training goes on, at `step_s` a step: deaths before this do not count any more."""
-        self._step_s = step_s or self._step_s
+        self.step_s = step_s or self.step_s
         if step > self._last_step:
             self._last_step, self._n_deaths = step, 0
         return []

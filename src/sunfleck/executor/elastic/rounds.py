@@ -71,6 +71,13 @@ class Rounds:
         self.poll()
         return self.told is not None or self.end is not None
 
+    def urgent(self) -> bool:
+        """Whether the newest announced round does without one of us, or the end was announced. That cannot wait;
+        newcomers can (reads the socket)."""
+        return self.newer() and (
+            self.end is not None or self.told is None or not set(self.members) <= set(self.told.members)
+        )
+
     def newer_than(self, number: int) -> bool:
         self.poll()
         return self.end is not None or (self.told is not None and self.told.round > number)
@@ -114,12 +121,13 @@ class Rounds:
         """Meet the members of `form` at its store: a new comm, and what each member says of itself, by rank.
 
         Nothing blocks for long: while members are missing, a newer round ends the wait (Superseded). Raises CommFailed
-        when the store cannot be reached or members stay away for the round's timeout.
+        when the store cannot be reached, or when members stay away for the round's timeout; a newcomer without state
+        waits on, because those who train may come late, from a long evaluation.
         """
         rank, world = form.members.index(self.worker), len(form.members)
         if world == 1:
             return Comm(0, 1, self.device), [mine]
-        store = connect_store(form.store_host, form.store_port, form.timeout_s)
+        store = connect_store(form.store_host, form.store_port)
         prefix = f"{self.job}/{form.round}"
         keys = [f"{prefix}/here/{r}" for r in range(world)]
         deadline = time.monotonic() + form.timeout_s
@@ -129,7 +137,7 @@ class Rounds:
             while not store.check(keys):
                 if self.newer_than(form.round):
                     raise Superseded
-                if time.monotonic() > deadline:
+                if mine["exists"] and time.monotonic() > deadline:
                     here = [m for m, k in zip(form.members, keys, strict=True) if not store.check([k])]
                     raise CommFailed(f"round {form.round}: {', '.join(here)} did not come within {form.timeout_s} s")
                 time.sleep(pause_s)

@@ -320,7 +320,7 @@ class Session:
     def enter_newest(self) -> None:
         command = self.rounds.end or self.rounds.told
         assert command is not None
-        self._enter(command, since_s=self._committed_s)
+        self._enter(command, since_s=time.monotonic())
 
     def _enter(self, command: FormRound | EndProgram, since_s: float | None) -> None:
         """Become a member of the round, or of the newest one announced meanwhile; or leave, if that has no place for

@@ -54,7 +54,9 @@ from .roster import Ask, Emit, End, Ending, Form, Instruction, Kill, Start
 from .store import JOB as STORE_JOB
 from .stores import Stores
 
-ROUND_TIMEOUT_S = 30.0
+MIN_TIMEOUT_S, MAX_TIMEOUT_S = 30.0, 120.0
+"""A rank that lets the others wait this long hangs: 30 steps, within these bounds; the longer until steps are measured
+(a first step may compile the model)."""
 
 
 @dataclass
@@ -183,10 +185,11 @@ class Supervisor:
             case RoundJoined():
                 out = membership.joined(worker, payload.round, payload.step, payload.stall_s, now)
             case PeerLost():
-                if payload.error.startswith("the store at "):
+                store = payload.error.startswith("the store at ")
+                if store:
                     host, _, port = payload.error.removeprefix("the store at ").split(" ", 1)[0].rpartition(":")
                     self._stores.distrust(host, int(port) if port.isdigit() else 0)
-                out = membership.peer_lost(worker, payload.round, payload.step, now)
+                out = membership.peer_lost(worker, payload.round, payload.step, now, store=store)
             case StepReport():
                 self._progress(job, payload)
                 out = membership.committed(payload.step, payload.step_s)
@@ -319,7 +322,7 @@ class Supervisor:
             members=tuple(str(m) for m in form.members),
             store_host=host,
             store_port=port,
-            timeout_s=ROUND_TIMEOUT_S,
+            timeout_s=_timeout_s(held.membership.step_s),
         )
         for worker in form.to:
             self._tell(worker, command)
@@ -362,3 +365,7 @@ class Supervisor:
 
 def _warm(spec: JobSpec) -> tuple[str, ...]:
     return warmed((spec.program or Program()).warm)
+
+
+def _timeout_s(step_s: float) -> float:
+    return min(MAX_TIMEOUT_S, max(MIN_TIMEOUT_S, 30 * step_s)) if step_s > 0 else MAX_TIMEOUT_S
