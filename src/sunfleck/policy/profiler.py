@@ -98,7 +98,8 @@ def _continued(
 ) -> tuple[Advice | None, bool]:
     """The run goes on (at this size or the next), or (None, whether it was given up for silence)."""
     room, now_s = _room(job, snapshot, jobs), snapshot.now_s
-    if run.n_nodes > room or run.n_nodes not in job.spec.sizes(len(snapshot.nodes)):
+    sizes = job.spec.sizes(min(room, len(snapshot.nodes)))
+    if run.n_nodes not in sizes:
         return None, False  # nodes have vanished, or a job that may not be stopped has come
     stats = stats_at(job, run.n_nodes)
     arrived = len(job.nodes) == run.n_nodes and not job.rescaling
@@ -108,7 +109,7 @@ def _continued(
             return None, True
         if not arrived or stats is None or held_s < options.max_hold_s:
             return Advice(run, _review_s(job, stats, arrived, held_s, options)), False
-    remaining = [n for n in run.remaining if n <= room and not settled(stats_at(job, n), options)]
+    remaining = [n for n in run.remaining if n in sizes and not settled(stats_at(job, n), options)]
     if not remaining:
         return None, False
     begun = Profiling(job=job.job, n_nodes=remaining[0], since_s=now_s, remaining=tuple(remaining[1:]))
