@@ -27,7 +27,7 @@ def parse_events(text: str, names: Sequence[str] | None = None) -> IdleTrace:
         if not line.strip() or line.startswith("#"):
             continue
         try:
-            when, joins, leaves = (line.split("\t") + ["", ""])[:3]
+            when, joins, leaves = [*line.split("\t"), "", ""][:3]
             time_s = float(when)
             joined = [int(part) for part in joins.split()]
             left = [int(part) for part in leaves.split()]

@@ -12,15 +12,15 @@ NONE = {"", "none", "(null)", "n/a", "none assigned", "unknown"}
 
 @lru_cache(maxsize=65536)
 def expand(hostlist: str) -> tuple[str, ...]:
-    """Names in `cn[01-03],gpu7`, in order. Raises ValueError when it is malformed, and InvalidRequest when it has ranges
-    and ClusterShell is not installed."""
+    """Names in `cn[01-03],gpu7`, in order. Raises ValueError when it is malformed, and InvalidRequest when it has
+    ranges and ClusterShell is not installed."""
     hostlist = hostlist.strip()
     if hostlist.lower() in NONE:
         return ()
     if "[" not in hostlist:
         return tuple(name.strip() for name in hostlist.split(",") if name.strip())
     try:
-        from ClusterShell.NodeSet import NodeSet, NodeSetException
+        from ClusterShell.NodeSet import NodeSet, NodeSetException  # type: ignore[import-untyped]
     except ImportError as error:
         raise InvalidRequest(
             f"node lists with ranges ({hostlist[:40]}) need ClusterShell: pip install clustershell"

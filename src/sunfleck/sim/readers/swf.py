@@ -68,7 +68,7 @@ def parse_swf(text: str) -> Swf:
     n_parts = sum(1 for row in rows if row[4] % per_node)
     if n_parts > SHARED * len(rows):
         workload.notes.append(
-            f"{n_parts} jobs use part of a node, and which share one is not recorded: every processor is taken for a node"
+            f"{n_parts} jobs use part of a node, and which share one is not recorded: a processor counts as a node"
         )
         per_node = 1
     elif per_node > 1:
@@ -99,7 +99,8 @@ def _processors_per_node(workload: Swf) -> int:
 def swf_trace(text: str, *, rescheduled: bool = False, n_nodes: int | None = None) -> IdleTrace:
     """The holes in the recorded schedule, or in what EASY backfill makes of the submissions; outages are cut out.
 
-    The machine has `n_nodes`, or as many as the header says, or as were in use at once if that is more. Raises InvalidRequest when there is no job."""
+    The machine has `n_nodes`, or as many as the header says, or as were in use at once if that is more. Raises
+    InvalidRequest when there is no job."""
     workload = parse_swf(text)
     records, notes = workload.records, list(workload.notes)
     if not records:
