@@ -43,8 +43,9 @@ def connect_store(host: str, port: int) -> Any:
 
     torch's client tries again and again until its timeout when nobody listens, deaf to newer rounds; so we knock first.
     """
+    address = "127.0.0.1" if host == "localhost" else host  # stores of local nodes do not listen on ::1
     try:
-        socket.create_connection((host, port), timeout=CONNECT_S).close()
+        socket.create_connection((address, port), timeout=CONNECT_S).close()
         return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=STORE_S))
     except Exception as error:
         raise CommFailed(f"the store at {host}:{port} does not answer: {error}") from error
@@ -142,6 +143,17 @@ class Comm:
         except RuntimeError as error:
             self.fail(error)
             raise CommFailed(self.error) from error
+
+    def part(self) -> None:
+        """Before some of us exit: wait until every rank has what the last collective gave it.
+
+        A process that ends while its sockets hold unread bytes resets them, and the kernel of a peer then throws away
+        what had arrived there. This sum may meet that fate; nobody needs its result.
+        """
+        try:
+            self.wait(self.all_reduce(torch.zeros(1)))
+        except CommFailed:
+            pass
 
     # -- life and death --------------------------------------------------------------------------------------------
 

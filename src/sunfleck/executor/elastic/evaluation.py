@@ -65,6 +65,7 @@ class Evaluator:
             if doing[0] == _STEP:
                 raise InvalidRequest("run.evaluate() was not called by every worker")
             self._reduce_sums({})
+            comm.part()
             doing = self._announce(site)
         sums: dict[str, float] = {}
         part = [r for r, what in enumerate(doing) if what == site]
@@ -82,6 +83,7 @@ class Evaluator:
             for model, was_training in modes:
                 model.train(was_training)
         sums = self._reduce_sums(sums)
+        comm.part()
         n = sums.pop("n", None)
         return {name: total / n if n else total for name, total in sums.items()}
 
@@ -104,6 +106,7 @@ class Evaluator:
         while self._announced_round != self._session.rounds.number:
             while self._announce(_STEP)[0] != _STEP:
                 self._reduce_sums({})
+                self._session.rounds.comm.part()
 
     def _reduce_sums(self, sums: dict[str, float]) -> dict[str, float]:
         rounds = self._session.rounds

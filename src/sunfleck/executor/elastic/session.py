@@ -247,7 +247,9 @@ class Session:
         if self._terminated and rounds.told is None:
             self._leave(save=rounds.comm.rank == 0)
         if rounds.told is not None and (rounds.comm.world == 1 or self.control.agreed > 0):
-            self._enter(rounds.told, since_s=time.monotonic())
+            began_s = time.monotonic()
+            rounds.comm.part()
+            self._enter(rounds.told, since_s=began_s)
         self._save_sometimes()
 
     def _save_sometimes(self) -> None:
@@ -297,7 +299,7 @@ class Session:
         self._leave(save=command.save and (waiting or self.rounds.comm.rank == 0))
 
     def finish(self) -> None:
-        """The last epoch is over, on every rank: save what came of it. Asks nothing of the other ranks."""
+        """The program is over: save what came of it. Asks nothing of the other ranks."""
         if self._finished or self.rounds.link is None:
             return
         self.report_now()

@@ -179,6 +179,7 @@ class Run:
             self._in_epoch = False
             session.settle()
             self._lineage.place.next_epoch()
+        session.rounds.comm.part()
         session.finish()
 
     def train_batches(self) -> Iterator[Any]:
