@@ -114,6 +114,19 @@ def offers(config: Config, epoch_s: float) -> list[Offer] | None:
     return [Offer(start_s=start, end_s=end, node=node, grace_s=config.grace_s) for start, end, node in plain]
 
 
+def policy_options(config: Config) -> dict[str, object]:
+    """What was set for the policy, by its own names. Not every policy knows every option: what was left alone is not
+    passed on, and what was set and is not known is refused by name."""
+    given: dict[str, object] = {}
+    if config.t_fwd_s:
+        given["t_fwd_s"] = config.t_fwd_s
+    if config.objective != "normalised":
+        given["objective"] = config.objective
+    if config.profile_scales != Config().profile_scales:
+        given["n_scales"] = config.profile_scales
+    return given
+
+
 def move_aside(pool_dir: Path) -> None:
     """`--fresh`: keep the old journal and jobs under a dated name, and begin with none."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
@@ -188,12 +201,7 @@ def run(config: Config, *, fresh: bool = False, ready: Callable[[], None] | None
                 pool=config.pool,
                 warm=warmed(config.warm),
             )
-            policy = make_policy(
-                config.policy,
-                t_fwd_s=config.t_fwd_s,
-                objective=config.objective,
-                n_scales=config.profile_scales,
-            )
+            policy = make_policy(config.policy, **policy_options(config))
             planner = ThreadPlanner(policy, emit)
             engine = Engine(controller, clock, planner, cluster, executor, [recorder])
             service.engine = engine

@@ -52,8 +52,8 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Notice that a trace gives before it takes a node."""
     policy: str = "optimum"
     """Who gets which nodes; a name of policy.registry."""
-    t_fwd_s: float = 60.0
-    """Horizon over which a change of size must pay for itself."""
+    t_fwd_s: float = 0.0
+    """Horizon over which a change of size must pay for itself; 0: forecast anew for every plan."""
     objective: str = "normalised"
     """normalised: throughput relative to one node; raw: samples/s."""
     profile_scales: int = 4
@@ -108,7 +108,9 @@ def _check(config: Config) -> Config:
         refuse(f"--node-cpus must be above 0, not {config.node_cpus}")
     if not 0 <= config.port <= 65535:
         refuse(f"--port must be between 0 and 65535, not {config.port}")
-    for name in ("t_fwd_s", "heartbeat_s", "patience_s", "leave_grace_s"):
+    if config.t_fwd_s < 0:
+        refuse(f"t_fwd_s must not be negative, but is {config.t_fwd_s}")
+    for name in ("heartbeat_s", "patience_s", "leave_grace_s"):
         if getattr(config, name) <= 0:
             refuse(f"{name} must be above 0, not {getattr(config, name)}")
     return config

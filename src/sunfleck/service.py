@@ -133,7 +133,7 @@ class Service:
                 costs=found.costs,
                 profiling=state.profiling if state.profiling and state.profiling.job == found.job else None,
                 plan=_plan_row(controller),
-                t_fwd_s=self._config.t_fwd_s,
+                t_fwd_s=self._config.t_fwd_s or None,
                 n_pool_nodes=len(state.nodes),
                 log_path=self._log_path(found.job),
             )

@@ -37,6 +37,7 @@ RESTART_AFTER_S = 5.0
 @click.option("--node-cpus", type=click.FloatRange(min=0, min_open=True), help="CPUs of each [default: a fair share].")
 @click.option("--seconds", type=click.FloatRange(min=20), default=120.0, show_default=True, help="Length of the trace.")
 @click.option("--limit-s", type=click.FloatRange(min=1), default=300.0, show_default=True, help="Give up after this.")
+@click.option("--policy", help="Who gets which nodes [default: optimum]; for comparisons.")
 @click.option("--report", "report_path", type=click.Path(dir_okay=False), default="sunfleck-report.html",
               show_default=True, help="Where the HTML report goes.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="One line of JSON on stdout; everything else on stderr.")
@@ -47,6 +48,7 @@ def demo(
     node_cpus: float | None,
     seconds: float,
     limit_s: float,
+    policy: str | None,
     report_path: str,
     as_json: bool,
 ) -> None:
@@ -63,6 +65,7 @@ def demo(
         "trace": "demo",
         "trace_s": seconds,
         "warm": WARM,
+        "policy": policy,
     }
     with api.up(flags, fresh=True) as running:
         try:
