@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
+from msgspec import structs
 
 from sunfleck.core.errors import InvalidRequest
 from sunfleck.core.model import Cost, Costs, JobSpec, JobView, NodeView, Plan, ScaleStats, Snapshot
@@ -161,7 +162,22 @@ def test_malletrain_holds_for_a_fixed_time() -> None:
         ScaleStats(n_nodes=n, n_reports=1000, mean_per_s=TRUE.at(n), trained_s=19.0) for n in (1, 2, 3, 4)
     )
     view = JobView(job="a", spec=JobSpec(name="a", max_nodes=8), submitted_s=0.0, scales=half)
-    assert policy.plan(pool(8, view)).profiling is not None
+    plan = policy.plan(pool(8, view))
+    assert plan.profiling is not None
+    arrived = JobView(
+        job="a",
+        spec=view.spec,
+        submitted_s=0.0,
+        nodes=("n00", "n01", "n02", "n03"),
+        started=True,
+        scales=half,
+        size_since_s=990.0,
+    )
+    world = structs.replace(pool(8, arrived), profiling=plan.profiling)
+    again = policy.plan(world)
+    assert again.profiling == plan.profiling, "however sure the mean is"
+    assert again.review_after_s is not None
+    assert again.review_after_s <= 20.0
 
 
 def test_true_curves_are_demanded_where_they_are_needed() -> None:

@@ -150,7 +150,8 @@ def _review_s(
         return max(options.min_review_s, min(move.value_s, options.arrive_s), 0.5)
     if stats is None or relative_error(stats) == inf:
         return max(options.min_review_s, 0.5)
-    needed = ceil(stats.n_reports * (relative_error(stats) / options.tolerance) ** 2) - stats.n_reports
-    pace_s = stats.trained_s / stats.n_reports
-    left_s = options.max_hold_s - held_s
-    return max(options.min_review_s, min(max(needed, 1) * pace_s, left_s))
+    left_s = max(options.max_hold_s - stats.trained_s, options.max_hold_s - held_s)
+    if options.tolerance > 0.0:
+        needed = ceil(stats.n_reports * (relative_error(stats) / options.tolerance) ** 2) - stats.n_reports
+        left_s = min(left_s, max(needed, 1) * stats.trained_s / stats.n_reports)
+    return max(options.min_review_s, left_s)
