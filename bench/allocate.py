@@ -4,7 +4,8 @@
 
 Instances: random Amdahl curves with communication costs, normalised objective, rescale costs, random current sizes.
 `ms_median` is the whole solve (reductions, recursion, backtracking) from value tables; `milp` the count-indexed model
-in HiGHS, stopped at the limit, with the gap it reports. `equal` compares objectives when HiGHS proved its optimum.
+in HiGHS, stopped at the limit, with the gap it reports; `equal` compares objectives. `plans` is the whole default
+policy from a snapshot, with the published node-indexed model beside it.
 """
 
 from __future__ import annotations
@@ -16,10 +17,18 @@ import platform
 import statistics
 import sys
 import time
+from importlib import metadata
 
 import numpy as np
 
+from sunfleck.core.model import JobSpec, JobView, NodeView, ScaleStats, Snapshot
 from sunfleck.policy import knapsack
+from sunfleck.policy.registry import make
+
+try:
+    from sunfleck.policy import milp
+except ImportError:
+    milp = None  # type: ignore[assignment]
 
 
 def instance(n_jobs: int, n_nodes: int, max_nodes: int, seed: int) -> list[knapsack.Table]:
@@ -42,23 +51,74 @@ def instance(n_jobs: int, n_nodes: int, max_nodes: int, seed: int) -> list[knaps
     return tables
 
 
+def snapshot(n_jobs: int, n_nodes: int, seed: int) -> Snapshot:
+    """A pool in the middle of its life: most jobs run, five sizes of each are measured, 2 % noise."""
+    rng = np.random.default_rng(seed)
+    names = [f"n{i:05d}" for i in range(n_nodes)]
+    owner: dict[str, str] = {}
+    jobs, used = [], 0
+    for j in range(n_jobs):
+        serial = rng.uniform(0.001, 0.05)
+        sizes = sorted({1, 2, 3, 4, int(rng.integers(5, 60))})
+        scales = tuple(
+            ScaleStats(
+                n_nodes=n,
+                n_reports=20,
+                mean_per_s=100.0 / (serial + (1 - serial) / n) * (1 + 0.02 * float(rng.normal())),
+                trained_s=30.0,
+            )
+            for n in sizes
+        )
+        held = min(int(rng.integers(0, 2 * n_nodes // n_jobs)), 64, n_nodes - used) if rng.random() < 0.7 else 0
+        nodes = tuple(names[used : used + held])
+        used += held
+        owner.update(dict.fromkeys(nodes, f"j{j}"))
+        spec = JobSpec(name=f"j{j}", max_nodes=64)
+        jobs.append(
+            JobView(job=f"j{j}", spec=spec, submitted_s=float(j), nodes=nodes, started=True, scales=scales)
+        )
+    views = tuple(NodeView(name=n, job=owner.get(n), joined_s=5000.0 * i / n_nodes) for i, n in enumerate(names))
+    return Snapshot(generation=1, now_s=5000.0, nodes=views, jobs=tuple(jobs))
+
+
+def whole_plans(repeats: int, milp_limit_s: float) -> dict[str, object]:
+    """Milliseconds of a whole plan: curves (not fitted before), tables, recursion, placement, reasons."""
+    rows: dict[str, object] = {}
+    for n_jobs, n_nodes, count in ((30, 1024, 10 * repeats), (500, 10000, repeats)):
+        policy = make("optimum")
+        worlds = [snapshot(n_jobs, n_nodes, seed) for seed in range(count)]
+        spent = []
+        for world in worlds:
+            start = time.perf_counter()
+            policy.plan(world)
+            spent.append(1e3 * (time.perf_counter() - start))
+        spent.sort()
+        row: dict[str, object] = {
+            "ms_p50": round(spent[len(spent) // 2], 3),
+            "ms_p99": round(spent[min(len(spent) - 1, int(0.99 * len(spent)))], 3),
+        }
+        if n_jobs == 30 and milp_limit_s > 0 and milp is not None:
+            start = time.perf_counter()
+            plan = make("paper-milp", time_limit_s=milp_limit_s, max_running=None).plan(worlds[0])
+            exact = make("optimum", t_fwd_s=120.0, free_start=True, forecast=False, n_scales=0).plan(worlds[0])
+            row["paper_milp"] = {
+                "ms": round(1e3 * (time.perf_counter() - start), 1),
+                "gap": plan.gap,
+                "objective_ratio": plan.objective / exact.objective,
+            }
+        rows[f"{n_jobs}x{n_nodes}"] = row
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=21)
     parser.add_argument("--milp-limit-s", type=float, default=10.0)
     args = parser.parse_args()
     versions = {"python": platform.python_version(), "numpy": np.__version__}
-    try:
-        import highspy
-
-        from sunfleck.policy import milp
-
-        quiet = highspy.Highs()
-        quiet.setOptionValue("output_flag", False)
-        versions["highs"] = quiet.version()
-    except ImportError:
-        milp = None  # type: ignore[assignment]
-    cases = {}
+    if milp is not None:
+        versions["highspy"] = metadata.version("highspy")
+    cases: dict[str, object] = {}
     for n_jobs, n_nodes, max_nodes in ((30, 1000, 64), (200, 5000, 64), (200, 5000, 5000), (500, 10000, 64)):
         milliseconds, plain = [], []
         for repeat in range(args.repeats):
@@ -89,7 +149,8 @@ def main() -> None:
                 "equal": abs(other.objective - mine.objective) <= 1e-6 * abs(mine.objective),
             }
         cases[f"{n_jobs}x{n_nodes}max{max_nodes}"] = row
-    print(json.dumps({"bench": "allocate", "cases": cases, "cores": os.cpu_count(), **versions}))
+    plans = whole_plans(args.repeats, args.milp_limit_s)
+    print(json.dumps({"bench": "allocate", "cases": cases, "plans": plans, "cores": os.cpu_count(), **versions}))
 
 
 if __name__ == "__main__":

@@ -234,7 +234,9 @@ def up(flags: Mapping[str, Any] | None = None, *, fresh: bool = False, timeout_s
             pass
         if time.monotonic() >= deadline:
             pool.close()
-            raise PoolUnavailable(f"the controller (pid {process.pid}) does not answer after {timeout_s:g} s; see {log}")
+            raise PoolUnavailable(
+                f"the controller (pid {process.pid}) does not answer after {timeout_s:g} s; see {log}"
+            )
         time.sleep(0.03)
 
 

@@ -113,16 +113,20 @@ class Service:
         stats = tuple(found.scales[n] for n in sorted(found.scales))
         curve = fit(stats)
         n_max = min(found.spec.max_nodes, max(len(state.nodes), max(found.scales, default=1)))
-        points = [
-            CurvePoint(
-                n_nodes=n,
-                samples_per_s=curve.at(n),
-                measured=n in found.scales,
-                stderr_per_s=_finite(found.scales[n].stderr_per_s) if n in found.scales else None,
-                n_reports=found.scales[n].n_reports if n in found.scales else 0,
-            )
-            for n in found.spec.sizes(n_max)
-        ] if stats else []
+        points = (
+            [
+                CurvePoint(
+                    n_nodes=n,
+                    samples_per_s=curve.at(n),
+                    measured=n in found.scales,
+                    stderr_per_s=_finite(found.scales[n].stderr_per_s) if n in found.scales else None,
+                    n_reports=found.scales[n].n_reports if n in found.scales else 0,
+                )
+                for n in found.spec.sizes(n_max)
+            ]
+            if stats
+            else []
+        )
         reply(
             ExplainView(
                 row=_job_row(controller, found),
@@ -260,7 +264,7 @@ def _plan_row(controller: Controller) -> PlanRow | None:
 def _details(controller: Controller, job: JobState) -> list[str]:
     """What stands between planned, requested and observed, in words."""
     state = controller.state
-    said = []
+    said: list[str] = []
     if job.phase.final:
         return said
     waiting = sorted(job.planned - (job.requested or frozenset()))

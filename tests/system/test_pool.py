@@ -83,8 +83,8 @@ def test_a_script_that_fails_at_import_is_one_clear_reason(pools, tmp_path):
 
 def test_a_script_that_raises_while_training_fails_the_job_and_nothing_else(pools, tiny, tmp_path):
     script = tmp_path / "raises.py"
-    text = tiny.read_text().replace("        time.sleep(args.pause)", "        if run.step > 20: raise ValueError('bad')")
-    script.write_text(text)
+    fault = "        if run.step > 20: raise ValueError('bad')"
+    script.write_text(tiny.read_text().replace("        time.sleep(args.pause)", fault))
     pool = pools.up()
     other = pool.submit(tiny, nodes=(1, 1), args=["--epochs", "1000"])
     until(lambda: running(other), what="the other job runs")
@@ -150,8 +150,6 @@ def test_down_keeps_jobs_and_up_goes_on(pools, tiny):
     clean(again)
 
 
-
-
 def _environ(process):
     try:
         return process.environ()
@@ -160,7 +158,7 @@ def _environ(process):
 
 
 def agents(pool):
-    return [p for p in mentioning(str(pool.config.run_dir)) if "sunfleck.executor.launch.agent" in " ".join(p.cmdline())]
+    return [p for p in mentioning(str(pool.config.run_dir)) if "launch.agent" in " ".join(p.cmdline())]
 
 
 def test_kill_9_of_the_controller_and_up_again(pools, tiny):

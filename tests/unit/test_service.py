@@ -89,9 +89,7 @@ def test_explain_answers_by_id_and_by_name_with_curve_and_reason(desk):
     desk.ask("submit", spec=spec())
     desk.world.join("n1", "n2")
     desk.world.settle()
-    desk.world.send(
-        e.Progress(job="j1", round=0, n_nodes=2, step=9, epoch=0, samples=99, dt_s=1.0, samples_per_s=50.0)
-    )
+    desk.world.send(e.Progress(job="j1", round=0, n_nodes=2, step=9, epoch=0, samples=99, dt_s=1.0, samples_per_s=50.0))
     view = desk.ask("explain", job="train")
     assert isinstance(view, ExplainView)
     assert view.reason == "an even share: 2"

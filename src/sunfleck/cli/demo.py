@@ -165,4 +165,3 @@ def report(pool: str | None, home: str | None, output: str, as_json: bool) -> No
     else:
         path = write_report(view, result, Path(output), config.pool)
         click.echo(f"report: {path}")
-

@@ -28,9 +28,7 @@ class NodesRange(click.ParamType[tuple[int, int, int]]):
 
     name = "MIN:MAX[:MULTIPLE]"
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, int, int]:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int, int]:
         if isinstance(value, tuple):
             return value
         match = re.fullmatch(r"(\d+)(?::(\d+)(?::(\d+))?)?", str(value).strip())

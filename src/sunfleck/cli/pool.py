@@ -24,7 +24,7 @@ from sunfleck.observers import render
 @click.option("--trace-s", type=click.FloatRange(min=0), help="Compress that to this many seconds.")
 @click.option("--grace-s", type=click.FloatRange(min=0), help="Notice the trace gives before it takes a node.")
 @click.option("--policy", help="Who gets which nodes [default: optimum].")
-@click.option("--t-fwd-s", type=click.FloatRange(min=0, min_open=True), help="Horizon of a plan in seconds [default: forecast].")
+@click.option("--t-fwd-s", type=click.FloatRange(min=0, min_open=True), help="Horizon of a plan [default: forecast].")
 @click.option("--objective", type=click.Choice(["normalised", "raw"]), help="What a plan maximises.")
 @click.option("--warm", help="Modules that workers find imported, comma-separated [default: torch].")
 @click.option("--patience-s", type=float, help="How long agents go on without a controller [default: 120].")

@@ -46,7 +46,7 @@ def connect_store(host: str, port: int) -> Any:
     address = "127.0.0.1" if host == "localhost" else host  # stores of local nodes do not listen on ::1
     try:
         socket.create_connection((address, port), timeout=CONNECT_S).close()
-        return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=STORE_S))
+        return TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=STORE_S))
     except Exception as error:
         raise CommFailed(f"the store at {host}:{port} does not answer: {error}") from error
 

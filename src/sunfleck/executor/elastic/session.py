@@ -15,7 +15,6 @@ import torch
 
 from sunfleck.core.errors import InvalidRequest
 from sunfleck.executor.launch.wire import (
-    CheckpointWritten,
     EndProgram,
     FormRound,
     Left,
@@ -25,13 +24,13 @@ from sunfleck.executor.launch.wire import (
     StepReport,
 )
 
-from . import checkpoint
 from .comm import Comm, CommFailed, Superseded
 from .control import Control, StepState
 from .lineage import Lineage
 from .loader import ElasticLoader
 from .progress import Meter
 from .rounds import Rounds
+from .saver import Saver
 from .state import recv_state, send_state
 from .wrap import gradient_hook
 
@@ -48,9 +47,7 @@ class Session:
         self.started = False
         self.meter = Meter()
         self.control = Control(rounds, lineage)
-        self._checkpoint_s = checkpoint_s
-        self._writer = checkpoint.Writer(lineage.folder) if lineage.folder is not None else None
-        self._saved_s = time.monotonic()
+        self._saver = Saver(rounds, lineage, checkpoint_s)
         self._step: StepState | None = None
         self.before_first_step: Callable[[], None] = lambda: None
         """What to settle among the ranks before a step; set by the evaluator."""
@@ -250,42 +247,13 @@ class Session:
             began_s = time.monotonic()
             rounds.comm.part()
             self._enter(rounds.told, since_s=began_s)
-        self._save_sometimes()
-
-    def _save_sometimes(self) -> None:
-        if self._writer is None or self.rounds.comm.rank != 0:
-            return
-        for step, path, error in self._writer.finished():
-            if path is not None:
-                self.rounds.say(CheckpointWritten(step=step, path=str(path)))
-            else:
-                print(f"sunfleck: the checkpoint of step {step} failed: {error}", file=sys.stderr, flush=True)
-        due = time.monotonic() - self._saved_s >= self._checkpoint_s
-        if (due or self.rounds.save_wanted) and not self._writer.busy:
-            self.rounds.save_wanted = False
-            self._saved_s = time.monotonic()
-            self.report_now()
-            self._writer.start(self.lineage.place.step, self.lineage.capture(copy=True))
-
-    def _save_now(self) -> None:
-        """Save and wait for it. A failure is told and does not stop the worker from leaving."""
-        if self.lineage.folder is None or not self.lineage.exists:
-            return
-        if self._writer is not None:
-            self._writer.wait()
-        step = self.lineage.place.step
-        try:
-            path = checkpoint.save(self.lineage.folder, step, self.lineage.capture(copy=False))
-        except Exception as error:
-            print(f"sunfleck: the checkpoint of step {step} failed: {error}", file=sys.stderr, flush=True)
-            return
-        self.rounds.say(CheckpointWritten(step=step, path=str(path)))
+        self._saver.save_sometimes(self.report_now)
 
     def _leave(self, save: bool) -> NoReturn:
         """This worker's end, at a boundary. No destructors: they would cost half a second."""
         self.report_now()
         if save:
-            self._save_now()
+            self._saver.save_now()
         told = self.rounds.told
         self.rounds.say(Left(round=told.round if told else self.rounds.number, step=self.lineage.place.step))
         if self.rounds.link is not None:
@@ -305,7 +273,7 @@ class Session:
         self.report_now()
         if self._step is None and self.rounds.comm.rank == 0:
             self._finished = True
-            self._save_now()
+            self._saver.save_now()
 
     # -- rounds ----------------------------------------------------------------------------------------------------
 
@@ -376,7 +344,7 @@ class Session:
             RoundJoined(round=form.round, step=lineage.place.step, stall_s=None if since_s is None else now_s - since_s)
         )
         if comm.rank == 0:
-            self._saved_s = now_s - min(lineage.checkpoint_age_s(), self._checkpoint_s * 0.5)
+            self._saver.take_over()
             self._repeat_ledger()
             rounds.forget_old_keys(previous, n_previous)
         if self._terminated:

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch._dynamo  # DDP needs it; loading it here keeps it out of the first rescale
+import torch._dynamo  # DDP needs it; loading it here keeps it out of the first rescale, as it does
+import torch.utils.serialization.config  # for saving and sending state
 
 from sunfleck.core.errors import InvalidRequest
 from sunfleck.executor.launch.wire import Done, Raised
