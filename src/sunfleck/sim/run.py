@@ -158,7 +158,7 @@ def run_published(
     trace = replace(trace, names=tuple(f"n{i:05d}" for i in order))
     clock = VirtualClock(trace.begin_s)
     executor = PublishedExecutor(jobs, clock, clock.put, seed=seed, reports=measured)
-    waiting = sorted(jobs, key=lambda job: job.submit_s, reverse=True)
+    waiting = sorted(jobs, key=lambda job: job.submit_s)[::-1]
 
     def before() -> None:
         executor.instant()

@@ -132,7 +132,9 @@ def parse_jobs(text: str, curves: dict[str, Curve] | None = None) -> list[SimJob
     jobs = []
     for i, row in enumerate(csv.DictReader(io.StringIO(text))):
         try:
-            model = row["model"]
+            model = row["model"].strip()
+            if not model or not row["job"].strip():
+                raise ValueError("no name or no model")
             costs = TrueCosts()
             if row.get("Tcup"):
                 costs = replace(costs, rescale_up_s=float(row["Tcup"]), rescale_down_s=float(row["Tcdw"]))
