@@ -42,6 +42,8 @@ class Rounds:
         self.save_wanted = False
         self.waiting: Ready | None = None
         self.step: Callable[[], int] = lambda: 0
+        self.repeat: Callable[[], None] = lambda: None
+        """Says the ledger again: what was on its way to a controller that died may never have been recorded."""
 
     # -- hearing ---------------------------------------------------------------------------------------------------
 
@@ -114,6 +116,8 @@ class Rounds:
             self.say(self.waiting)
         elif self.number >= 0:
             self.say(Status(round=self.number, members=self.members, step=self.step()))
+        if self.number >= 0 and self.comm.rank == 0:
+            self.repeat()
 
     # -- meeting ---------------------------------------------------------------------------------------------------
 

@@ -57,6 +57,7 @@ class Session:
         self._terminated = False
         self._finished = False
         rounds.step = lambda: lineage.place.step
+        rounds.repeat = lambda: self._repeat_ledger(len(lineage.book.entries))
 
     # -- start -----------------------------------------------------------------------------------------------------
 
@@ -295,6 +296,7 @@ class Session:
     def _enter(self, command: FormRound | EndProgram, since_s: float | None) -> None:
         """Become a member of the round, or of the newest one announced meanwhile; or leave, if that has no place for
         us."""
+        self.report_now()  # under the number of the round that committed it
         while True:
             if isinstance(command, EndProgram):
                 self._end(command)
@@ -396,11 +398,12 @@ class Session:
         if self._step is not None:
             self.control.begin(self._step, buffers=len(self.lineage.models) == 1)
 
-    def _repeat_ledger(self) -> None:
-        """Say again what earlier rounds committed: their rank 0 may have died first. The ledger fold is idempotent."""
+    def _repeat_ledger(self, n_entries: int = 32) -> None:
+        """Say again what was committed lately: the rank 0 that should have said it, or the controller that heard it, may
+        have died first. The ledger fold is idempotent."""
         place, rounds = self.lineage.place, self.rounds
         by_round: dict[int, list[Span]] = {}
-        for number, span in self.lineage.book.entries[-32:]:
+        for number, span in self.lineage.book.entries[-n_entries:]:
             by_round.setdefault(number, []).append(span)
         for number, spans in by_round.items():
             rounds.say(
