@@ -93,8 +93,10 @@ def generate(
         got = trace.mean_idle_nodes / n_nodes
         if abs(got / idle_share - 1) < 0.05:
             break
-        # The odds, not the share: the rate of joins works on the busy nodes only.
-        rate *= (idle_share / (1 - idle_share)) / max(got / (1 - min(got, 0.999)), 1e-6)
+        # The odds, not the share: the rate of joins works on the busy nodes only. In bounds, as short traces of few
+        # nodes may hold next to nothing by chance.
+        odds = max(got / (1 - min(got, 0.999)), 1e-6)
+        rate *= min(max(idle_share / (1 - idle_share) / odds, 0.25), 4.0)
         trace = _run(n_nodes, duration_s, seed, rate, mean_size, names)
         if abs(trace.mean_idle_nodes - idle_share * n_nodes) < abs(best.mean_idle_nodes - idle_share * n_nodes):
             best = trace
