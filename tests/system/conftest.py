@@ -41,6 +41,19 @@ def mentioning(text):
     return found
 
 
+def workers_of(pool, job="j"):
+    """Processes whose output goes to the logs of the pool's jobs that begin with `job`: its workers, oldest first."""
+    logs = f"{pool.config.pool_dir}/jobs/{job}"
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if os.readlink(f"/proc/{process.pid}/fd/1").startswith(logs):
+                found.append(process)
+        except OSError:
+            continue
+    return sorted(found, key=lambda p: p.create_time())
+
+
 class Pools:
     """Starts pools in one home and ends them all."""
 

@@ -9,34 +9,18 @@ import subprocess
 import sys
 import time
 
-import psutil
 import pytest
 
 from sunfleck import api
 from sunfleck.config import load
 from sunfleck.core.errors import SunfleckError
 from sunfleck.core.model import JobPhase
-from tests.system.conftest import mentioning, until
+from tests.system.conftest import mentioning, until, workers_of
 
 pytest.importorskip("torch", reason="the demo trains with torch")
 pytest.importorskip("matplotlib", reason="the demo draws its report with matplotlib")
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(420)]
-
-
-def workers(run_dir):
-    """Processes that run user code in this pool, oldest first."""
-    found = []
-    for process in psutil.process_iter(["status"]):
-        try:
-            if process.info["status"] == psutil.STATUS_ZOMBIE or "zygote.py" not in " ".join(process.cmdline()):
-                continue
-            parent = process.parent()
-            if str(run_dir) in " ".join(process.cmdline()) and parent and "zygote.py" in " ".join(parent.cmdline()):
-                found.append(process)
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue
-    return sorted(found, key=lambda p: p.create_time())
 
 
 def test_the_demo_survives_kill_9_of_a_worker_an_agent_and_the_controller(tmp_path):
@@ -59,7 +43,7 @@ def test_the_demo_survives_kill_9_of_a_worker_an_agent_and_the_controller(tmp_pa
                         return 0
 
                 until(lambda: n_training() >= 2, timeout_s=120, what="two jobs train")
-                workers(config.run_dir)[-1].kill()
+                workers_of(pool)[-1].kill()
                 time.sleep(3)
                 agents = [p for p in mentioning(str(config.run_dir)) if "launch.agent" in " ".join(p.cmdline())]
                 agents[0].kill()
