@@ -49,6 +49,8 @@ _SLOW_S = 5 * 3600.0
 """Deviation and correlation time of the slow part of the logarithm of group sizes."""
 _WISH = 1.4
 """Groups wish for so many times their mean size, as the largest of them find fewer busy nodes than they want."""
+_MOST_FACTOR = 50.0
+"""Bound of the correction to the rate of joins."""
 _STEP_S = 600.0
 """Step at which the slow part is drawn."""
 _FAST_SIGMA = 1.2
@@ -88,15 +90,16 @@ def generate(
     rate = idle_share * n_nodes / (mean_size * mean_length)
     width = len(str(n_nodes - 1))
     names = tuple(f"n{i:0{max(width, 4)}d}" for i in range(n_nodes))
+    first_rate = rate
     best = trace = _run(n_nodes, duration_s, seed, rate, mean_size, names)
     for _ in range(4):
         got = trace.mean_idle_nodes / n_nodes
         if abs(got / idle_share - 1) < 0.05:
             break
-        # The odds, not the share: the rate of joins works on the busy nodes only. In bounds, as short traces of few
-        # nodes may hold next to nothing by chance.
+        # The odds, not the share: the rate of joins works on the busy nodes only. Within bounds, as short traces of
+        # few nodes may hold next to nothing by chance.
         odds = max(got / (1 - min(got, 0.999)), 1e-6)
-        rate *= min(max(idle_share / (1 - idle_share) / odds, 0.25), 4.0)
+        rate = min(rate * idle_share / (1 - idle_share) / odds, _MOST_FACTOR * first_rate)
         trace = _run(n_nodes, duration_s, seed, rate, mean_size, names)
         if abs(trace.mean_idle_nodes - idle_share * n_nodes) < abs(best.mean_idle_nodes - idle_share * n_nodes):
             best = trace
