@@ -51,6 +51,9 @@ class Formation:
         self._retry_at: dict[str, float] = {}
         self._failed_s: float | None = None
         self._lost_all = False
+        self._losing_since: float | None = None
+        """When a collective first failed, with no round formed since."""
+        self._watched_s = 0.0
         self.step_s = 0.0
         self._gather_until: float | None = None
         self._end_by: float | None = None
@@ -68,7 +71,7 @@ class Formation:
         if self._end_by is not None:
             times.append(self._end_by)
         if self.proposal is not None and not self.proposal.formed and self._failed_s is None:
-            times.append(self.proposal.sent_s + self._silence_s(self.proposal))
+            times.append(self._silence_ends(self.proposal))
         times += [w.since_s + UNKNOWN_S for w in self.workers.values() if w.phase is Phase.UNKNOWN]
         return min(times, default=None)
 
@@ -247,12 +250,13 @@ class Formation:
             return
         missing = [self.workers[m] for m in proposal.members if m not in proposal.joined]
         self.reason = f"round {proposal.number} is being formed: waiting for {', '.join(w.name for w in missing)}"
-        if now < proposal.sent_s + self._silence_s(proposal):
+        if now < self._silence_ends(proposal):
             return
-        proposal.sent_s = now
+        proposal.sent_s = self._watched_s = now
         if proposal.cause == "loss":
             # Everybody else has said that the round before failed.
-            silent = [w for w in missing if w.heard_s < proposal.began_s]
+            since_s = proposal.began_s if self._losing_since is None else self._losing_since
+            silent = [w for w in missing if w.heard_s < since_s]
             heard = [w for w in missing if w not in silent]
             if self._holders(silent) and not self._holders(heard):
                 return  # it is the newcomers who lost patience; those who train may be in a long evaluation
@@ -263,9 +267,13 @@ class Formation:
                 if not worker.killed:
                     self._kill(worker, now)
 
-    def _silence_s(self, proposal: Proposal) -> float:
-        """Longer than a step, because a worker only listens between steps."""
-        return max(SILENCE_S / 2 if proposal.cause == "loss" else SILENCE_S, 5 * self.step_s)
+    def _silence_ends(self, proposal: Proposal) -> float:
+        """Longer than a step, because a worker only listens between steps. After a loss it counts from the last time
+        that everybody trained, through rounds that could not be formed."""
+        if proposal.cause != "loss":
+            return proposal.sent_s + max(SILENCE_S, 5 * self.step_s)
+        since_s = proposal.sent_s if self._losing_since is None else max(self._losing_since, self._watched_s)
+        return since_s + max(SILENCE_S / 2, 5 * self.step_s)
 
     def _kill_late(self, now: float) -> None:
         for worker in self.workers.values():

@@ -166,6 +166,8 @@ class Membership(Formation):
         if self.proposal is not None and self.proposal.number == round_number:
             self.proposal.joined.pop(known.name, None)
             self.proposal.formed = False
+            if self._losing_since is None:
+                self._losing_since = now
             if self._failed_s is None:
                 self._failed_s = now - LOSS_PATIENCE_S if store else now
             if known.phase is Phase.TRAINING:
@@ -236,7 +238,7 @@ class Membership(Formation):
         proposal = self.proposal
         if proposal is None or proposal.formed or set(proposal.joined) != set(proposal.members):
             return
-        proposal.formed = True
+        proposal.formed, self._losing_since = True, None
         stalls = [s for s in proposal.joined.values() if s is not None]
         nodes = tuple(self.workers[m].id.node for m in proposal.members if m in self.workers)
         if set(nodes) == set(self.target):

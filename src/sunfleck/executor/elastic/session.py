@@ -399,8 +399,8 @@ class Session:
             self.control.begin(self._step, buffers=len(self.lineage.models) == 1)
 
     def _repeat_ledger(self, n_entries: int = 32) -> None:
-        """Say again what was committed lately: the rank 0 that should have said it, or the controller that heard it, may
-        have died first. The ledger fold is idempotent."""
+        """Say again what was committed lately: the rank 0 that should have said it, or the controller that heard it,
+        may have died first. The ledger fold is idempotent."""
         place, rounds = self.lineage.place, self.rounds
         by_round: dict[int, list[Span]] = {}
         for number, span in self.lineage.book.entries[-n_entries:]:
