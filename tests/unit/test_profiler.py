@@ -37,9 +37,10 @@ def test_four_jobs_are_profiled_in_turn_and_then_left_alone() -> None:
     w.run(120.0)
     for job in jobs:
         assert visited(w, job) == sorted(visited(w, job), reverse=True), "scales are visited in descending order"
-        assert visited(w, job)[:1] in ([4], [3], [2]), "begins at the largest scale that is not known yet"
+        assert visited(w, job)[:1] in ([4], [3], [2], []), "begins at the largest scale that is not known yet"
         known = {n for n, s in w.jobs[job].scales.items() if settled(s, ProfilerOptions())}
         assert {1, 2, 3, 4} <= known
+    assert sum(1 for job in jobs if visited(w, job)) >= 3, "normal running may have measured all of one job"
     assert w.profiling is None
     last = max(t for t, _, p in w.history if p is not None)
     assert last < 60.0, "profiling has stopped"

@@ -135,3 +135,14 @@ def test_given_points_are_joined_by_straight_lines() -> None:
     assert linear_curve(3.0, 8).at(8) == 24.0
     with pytest.raises(ValueError, match="scaling curve"):
         PiecewiseCurve.through({0: 1.0})
+
+
+def test_optimism_grows_beyond_what_is_known_and_touches_nothing_else() -> None:
+    true = amdahl(0.05)
+    scales = tuple(stats(n, true[n]) for n in (1, 2, 4))
+    plain, hopeful = fit(scales), fit(scales, optimism=0.02)
+    for n in (1, 2, 3, 4):
+        assert hopeful.at(n) == pytest.approx(plain.at(n))
+    assert hopeful.at(8) == pytest.approx(1.02 * plain.at(8), rel=1e-6)
+    assert hopeful.at(64) == pytest.approx(1.02**4 * plain.at(64), rel=1e-6)
+    assert fit((*scales, stats(8, true[8])), optimism=0.02).at(8) == pytest.approx(true[8])

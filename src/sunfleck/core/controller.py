@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from . import events as e
+from . import scales
 from .commands import (
     AnyCommand,
     RequestNodes,
@@ -26,7 +27,6 @@ from .model import (
     NodeName,
     NodePhase,
     PlannedJob,
-    ScaleStats,
     Snapshot,
 )
 from .snapshots import Snapshots
@@ -334,8 +334,7 @@ class Controller:
         job.metrics.update(event.metrics)
         if event.samples_per_s is not None and event.n_nodes == len(job.observed):
             job.samples_per_s = event.samples_per_s
-            stats = job.scales.get(event.n_nodes) or ScaleStats(n_nodes=event.n_nodes)
-            job.scales[event.n_nodes] = stats.add(event.samples_per_s, event.dt_s)
+            scales.observe(job.scales, event.n_nodes, event.samples_per_s, event.dt_s)
             self.state.n_measured += 1
 
     def _on_checkpoint_saved(self, event: e.CheckpointSaved) -> None:

@@ -102,9 +102,12 @@ class ScaleStats(Struct, frozen=True, kw_only=True):
     """Sum of squared deviations from the mean, (samples/s)^2."""
     trained_s: float = 0.0
     """Seconds of training the reports cover."""
+    recent_per_s: float = 0.0
+    """Exponential average over about the last ten reports, for the detection of drifts (see core.scales)."""
 
     def add(self, samples_per_s: float, dt_s: float) -> ScaleStats:
         n = self.n_reports + 1
+        recent = self.recent_per_s + 0.2 * (samples_per_s - self.recent_per_s) if self.n_reports else samples_per_s
         delta = samples_per_s - self.mean_per_s
         mean = self.mean_per_s + delta / n
         return ScaleStats(
@@ -113,6 +116,7 @@ class ScaleStats(Struct, frozen=True, kw_only=True):
             mean_per_s=mean,
             m2=self.m2 + delta * (samples_per_s - mean),
             trained_s=self.trained_s + dt_s,
+            recent_per_s=recent,
         )
 
     @property

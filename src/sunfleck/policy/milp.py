@@ -20,6 +20,22 @@ import numpy as np
 from .knapsack import Allocation, Floats, Infeasible, Ints, Table
 
 
+class QuietHighs(highspy.Highs):  # type: ignore[misc]
+    """HiGHS that writes nothing to stdout, not even its banner: that is printed while the callbacks are set up, before
+    anybody could switch the output off. Limits: one thread, a fixed seed, `time_limit_s` of wall-clock time."""
+
+    def __init__(self, time_limit_s: float) -> None:
+        super().__init__()
+        self.setOptionValue("output_flag", False)
+        self.setOptionValue("time_limit", float(time_limit_s))
+        self.setOptionValue("threads", 1)
+        self.setOptionValue("random_seed", 0)
+
+    def enableCallbacks(self) -> None:  # noqa: N802
+        self.setOptionValue("output_flag", False)
+        super().enableCallbacks()
+
+
 def solve(tables: Sequence[Table], n_nodes: int, *, time_limit_s: float = 10.0, gap: float = 1e-9) -> Allocation:
     """The best allocation found in `time_limit_s` (wall-clock seconds); optimal when its gap is at most `gap`.
 
@@ -62,16 +78,9 @@ def pick_one_each(
     Returns the column of each job and an upper bound of the value.
     """
     scale = float(np.abs(values).max()) or 1.0
-    highs = highspy.Highs()
-    for option, value in (
-        ("output_flag", False),
-        ("time_limit", float(time_limit_s)),
-        ("mip_rel_gap", gap),
-        ("mip_abs_gap", 0.0),
-        ("threads", 1),
-        ("random_seed", 0),
-    ):
-        highs.setOptionValue(option, value)
+    highs = QuietHighs(time_limit_s)
+    highs.setOptionValue("mip_rel_gap", gap)
+    highs.setOptionValue("mip_abs_gap", 0.0)
     highs.passModel(_model(job_of, values / scale, use, capacity))
     solution = highspy.HighsSolution()
     solution.col_value = [float(v) for v in start]

@@ -39,6 +39,8 @@ class OptimumOptions:
     at 1 the product of the users' shares counts (proportional fairness)."""
     curves: CurveSource | None = None
     """Where curves come from; None: fitted to what was measured."""
+    optimism: float = 0.02
+    """Relative gain per doubling that is assumed beyond the largest measured size, so that it gets tried."""
     forecast: bool = True
     """Whether stays are forecast for placement and for nodes about to leave."""
     free_start: bool = False
@@ -62,7 +64,8 @@ class Optimum:
 
     def curve(self, job: JobView) -> scaling.Curve:
         """The curve this policy believes in."""
-        return self.options.curves(job) if self.options.curves else scaling.fit(job.scales)
+        options = self.options
+        return options.curves(job) if options.curves else scaling.fit(job.scales, optimism=options.optimism)
 
     def plan(self, snapshot: Snapshot) -> Plan:
         options, n_nodes = self.options, len(snapshot.nodes)

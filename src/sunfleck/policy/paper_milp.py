@@ -25,7 +25,7 @@ from sunfleck.core.model import JobSpec, JobView, NodeName, Plan, PlannedJob, Sn
 from . import objective, scaling
 from .admission import admit
 from .curves import CurveSource
-from .milp import relative_gap
+from .milp import QuietHighs, relative_gap
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,14 +178,7 @@ def _solve(
     for i in range(n_nodes):
         build.row([(x[j][i], 1.0) for j in range(len(jobs))], -infinity, 1.0)
 
-    highs = highspy.Highs()
-    for option, value in (
-        ("output_flag", False),
-        ("time_limit", float(options.time_limit_s)),
-        ("threads", 1),
-        ("random_seed", 0),
-    ):
-        highs.setOptionValue(option, value)
+    highs = QuietHighs(options.time_limit_s)
     highs.passModel(build.model())
     # What runs now (a job that lost too many nodes to run stops) is the first incumbent; HiGHS completes the rest.
     present = {job.job: job.nodes if len(job.nodes) in job.spec.sizes(n_nodes) else () for job in jobs}

@@ -20,7 +20,7 @@ has no cliff at the edge of what is known.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import combinations
@@ -144,8 +144,11 @@ def linear_curve(one_node_per_s: float, n_max: int) -> PiecewiseCurve:
 
 
 @lru_cache(maxsize=4096)
-def fit(scales: tuple[ScaleStats, ...], tight: float = TIGHT) -> FittedCurve:
+def fit(scales: tuple[ScaleStats, ...], tight: float = TIGHT, optimism: float = 0.0) -> FittedCurve:
     """The curve of a job from what was measured at each size; works for any number of points, 0 included.
+
+    optimism: relative gain assumed per doubling beyond the largest measured size, on top of the model, so that a
+    promising size gets tried in normal running, and is then known.
 
     Without any report the unit is arbitrary (one node trains 1 sample/s): shapes can be compared, rates cannot.
     """
@@ -165,7 +168,12 @@ def fit(scales: tuple[ScaleStats, ...], tight: float = TIGHT) -> FittedCurve:
     trust = np.minimum(1.0, (tight / errors) ** 2)
     log_ratio = np.log(modelled_s / time_s) * trust
     known = frozenset(int(n) for n, error in zip(sizes, errors, strict=True) if error <= tight)
-    return FittedCurve(a, b, c, known, np.log(sizes), log_ratio)
+    log_sizes = np.log(sizes)
+    if optimism > 0.0:
+        doublings = 20.0
+        log_sizes = np.append(log_sizes, log_sizes[-1] + doublings * np.log(2.0))
+        log_ratio = np.append(log_ratio, log_ratio[-1] + doublings * np.log1p(optimism))
+    return FittedCurve(a, b, c, known, log_sizes, log_ratio)
 
 
 def _non_negative_fit(sizes: Floats, time_s: Floats, errors: Floats) -> tuple[float, float, float]:
@@ -182,25 +190,42 @@ def _non_negative_fit(sizes: Floats, time_s: Floats, errors: Floats) -> tuple[fl
         )
     )
     target = np.concatenate((weight, (PRIOR_SERIAL / PRIOR_SERIAL_SPREAD, 0.0)))
-    normal = rows.T @ rows
-    right = rows.T @ target
-    best: tuple[float, Floats] | None = None
+    normal = (rows.T @ rows).tolist()
+    right = (rows.T @ target).tolist()
+    least = LEAST_ONE_NODE * float(observed[0])
+    best: tuple[float, list[float]] | None = None
     for size in (3, 2, 1):
         for active in combinations(range(3), size):
-            x = np.zeros(3)
-            index = np.array(active)
-            try:
-                x[index] = np.linalg.solve(normal[np.ix_(index, index)], right[index])
-            except np.linalg.LinAlgError:  # e.g. log(n) alone when n = 1 is the only size
+            x = _solve(normal, right, active)
+            if x is None or min(x) < 0.0 or x[0] + x[1] < least:
                 continue
-            if (x < 0.0).any() or x[0] + x[1] < LEAST_ONE_NODE * observed[0]:
-                continue
-            loss = float(x @ normal @ x - 2.0 * right @ x)
+            # At a stationary point the loss is a constant less x . right.
+            loss = -sum(v * r for v, r in zip(x, right, strict=True))
             if best is None or loss < best[0]:
                 best = (loss, x)
         if best is not None and size == 3:
             break  # the problem is convex: a feasible unconstrained optimum is the optimum
     if best is None:
         return 0.0, unit, 0.0
-    a, b, c = (float(v) * unit for v in best[1])
+    a, b, c = (v * unit for v in best[1])
     return a, b, c
+
+
+def _solve(normal: list[list[float]], right: list[float], active: Sequence[int]) -> list[float] | None:
+    """The normal equations of the active coefficients, by elimination; 0 elsewhere; None where they are singular, as
+    for log(n) alone when n = 1 is the only size. In plain numbers: for three unknowns a call of numpy costs more.
+    """
+    rows = [[normal[i][j] for j in active] + [right[i]] for i in active]
+    n = len(rows)
+    for p in range(n):
+        pivot = rows[p][p]
+        if not pivot > 1e-14 * normal[active[p]][active[p]]:
+            return None
+        for q in range(p + 1, n):
+            factor = rows[q][p] / pivot
+            rows[q] = [v - factor * u for v, u in zip(rows[q], rows[p], strict=True)]
+    x = [0.0, 0.0, 0.0]
+    for p in range(n - 1, -1, -1):
+        rest = sum(rows[p][q] * x[active[q]] for q in range(p + 1, n))
+        x[active[p]] = (rows[p][n] - rest) / rows[p][p]
+    return x
