@@ -19,6 +19,8 @@ import numpy as np
 
 from .knapsack import Allocation, Floats, Infeasible, Ints, Table
 
+INFINITY = float("inf")
+
 
 class QuietHighs(highspy.Highs):  # type: ignore[misc]
     """HiGHS that writes nothing to stdout, not even its banner: that is printed while the callbacks are set up, before
@@ -100,6 +102,66 @@ def pick_one_each(
     if not fits or values[found].sum() < values[kept].sum():
         found = kept
     return found, max(bound, float(values[found].sum()))
+
+
+class Builder:
+    """A model that grows column by column and row by row, for those that are not one choice per job."""
+
+    def __init__(self) -> None:
+        self._cost: list[float] = []
+        self._upper: list[float] = []
+        self._integer: list[bool] = []
+        self._row_lower: list[float] = []
+        self._row_upper: list[float] = []
+        self._starts: list[int] = [0]
+        self._index: list[int] = []
+        self._value: list[float] = []
+
+    def column(self, cost: float = 0.0, upper: float = 1.0, *, integer: bool = False) -> int:
+        """A variable in [0, upper]; returns its number."""
+        self._cost.append(cost)
+        self._upper.append(upper)
+        self._integer.append(integer)
+        return len(self._cost) - 1
+
+    def row(self, terms: Sequence[tuple[int, float]], lower: float, upper: float) -> None:
+        """lower <= sum of factor * column <= upper."""
+        for column, factor in terms:
+            self._index.append(column)
+            self._value.append(factor)
+        self._starts.append(len(self._index))
+        self._row_lower.append(lower)
+        self._row_upper.append(upper)
+
+    def maximise(
+        self, columns: Sequence[int], start: Sequence[float], *, time_limit_s: float
+    ) -> tuple[Floats | None, float, float]:
+        """(values of the columns or None, objective, upper bound; infinite when there is none) within the limit.
+
+        start: values of these columns that HiGHS completes to a first incumbent if it can.
+        """
+        lp = highspy.HighsLp()
+        lp.num_col_, lp.num_row_ = len(self._cost), len(self._row_lower)
+        lp.sense_ = highspy.ObjSense.kMaximize
+        lp.col_cost_ = np.array(self._cost)
+        lp.col_lower_, lp.col_upper_ = np.zeros(len(self._cost)), np.array(self._upper)
+        lp.row_lower_, lp.row_upper_ = np.array(self._row_lower), np.array(self._row_upper)
+        lp.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+        lp.a_matrix_.start_ = np.array(self._starts)
+        lp.a_matrix_.index_ = np.array(self._index)
+        lp.a_matrix_.value_ = np.array(self._value)
+        kinds = highspy.HighsVarType
+        lp.integrality_ = [kinds.kInteger if integer else kinds.kContinuous for integer in self._integer]
+        highs = QuietHighs(time_limit_s)
+        highs.passModel(lp)
+        highs.setSolution(len(columns), np.asarray(columns, dtype=np.int32), np.asarray(start, dtype=np.float64))
+        highs.run()
+        info = highs.getInfo()
+        bound = float(info.mip_dual_bound)
+        bound = bound if np.isfinite(bound) else INFINITY
+        if info.primal_solution_status != int(highspy.SolutionStatus.kSolutionStatusFeasible):
+            return None, -INFINITY, bound
+        return np.asarray(highs.getSolution().col_value), float(info.objective_function_value), bound
 
 
 def relative_gap(objective: float, bound: float) -> float:

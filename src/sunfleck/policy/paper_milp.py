@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import highspy
 import numpy as np
 
 from sunfleck.core.model import JobSpec, JobView, NodeName, Plan, PlannedJob, Snapshot
@@ -25,7 +24,7 @@ from sunfleck.core.model import JobSpec, JobView, NodeName, Plan, PlannedJob, Sn
 from . import objective, scaling
 from .admission import admit
 from .curves import CurveSource
-from .milp import QuietHighs, relative_gap
+from .milp import INFINITY, Builder, relative_gap
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,57 +84,13 @@ def curve_points(spec: JobSpec, n_nodes: int) -> list[int]:
     return [0, *picked]
 
 
-class _Builder:
-    """Columns and rows of a growing model."""
-
-    def __init__(self) -> None:
-        self.cost: list[float] = []
-        self.upper: list[float] = []
-        self.integer: list[bool] = []
-        self.row_lower: list[float] = []
-        self.row_upper: list[float] = []
-        self.starts: list[int] = [0]
-        self.index: list[int] = []
-        self.value: list[float] = []
-
-    def column(self, cost: float = 0.0, upper: float = 1.0, *, integer: bool = False) -> int:
-        self.cost.append(cost)
-        self.upper.append(upper)
-        self.integer.append(integer)
-        return len(self.cost) - 1
-
-    def row(self, terms: Sequence[tuple[int, float]], lower: float, upper: float) -> None:
-        for column, factor in terms:
-            self.index.append(column)
-            self.value.append(factor)
-        self.starts.append(len(self.index))
-        self.row_lower.append(lower)
-        self.row_upper.append(upper)
-
-    def model(self) -> highspy.HighsLp:
-        lp = highspy.HighsLp()
-        lp.num_col_, lp.num_row_ = len(self.cost), len(self.row_lower)
-        lp.sense_ = highspy.ObjSense.kMaximize
-        lp.col_cost_ = np.array(self.cost)
-        lp.col_lower_, lp.col_upper_ = np.zeros(len(self.cost)), np.array(self.upper)
-        lp.row_lower_, lp.row_upper_ = np.array(self.row_lower), np.array(self.row_upper)
-        lp.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
-        lp.a_matrix_.start_ = np.array(self.starts)
-        lp.a_matrix_.index_ = np.array(self.index)
-        lp.a_matrix_.value_ = np.array(self.value)
-        kinds = highspy.HighsVarType
-        lp.integrality_ = [kinds.kInteger if integer else kinds.kContinuous for integer in self.integer]
-        return lp
-
-
 def _solve(
     snapshot: Snapshot, jobs: Sequence[JobView], options: PaperMilpOptions
 ) -> tuple[dict[str, tuple[NodeName, ...]], float, float]:
     """Nodes of each job, the worth found and its upper bound (first nodes' worth times seconds)."""
     n_nodes = len(snapshot.nodes)
     names = [node.name for node in snapshot.nodes]
-    infinity = highspy.kHighsInf
-    build = _Builder()
+    build = Builder()
     x = [[build.column(integer=True) for _ in names] for _ in jobs]
     trivial = 0.0
     ends: list[tuple[np.ndarray, float, float]] = []
@@ -155,50 +110,43 @@ def _solve(
         build.row([(s, 1.0) for s in segments], 1.0, 1.0)
         for p, w in enumerate(weights):
             around = segments[max(0, p - 1) : p + 1]
-            build.row([(w, 1.0), *((s, -1.0) for s in around)], -infinity, 0.0)
+            build.row([(w, 1.0), *((s, -1.0) for s in around)], -INFINITY, 0.0)
         build.row([*count, *((w, -float(n)) for w, n in zip(weights, points, strict=True))], 0.0, 0.0)
         runs = build.column(integer=True)
         steps = build.column(upper=float((n_max - spec.min_nodes) // spec.multiple), integer=True)
         build.row([*count, (runs, -float(spec.min_nodes)), (steps, -float(spec.multiple))], 0.0, 0.0)
-        build.row([(steps, 1.0), (runs, -float(n_nodes))], -infinity, 0.0)
+        build.row([(steps, 1.0), (runs, -float(n_nodes))], -INFINITY, 0.0)
         if held:
             lost = float(rates[len(held)]) if len(held) >= spec.min_nodes else 0.0
             up_s, down_s = job.costs.rescale_up_s.value_s, job.costs.rescale_down_s.value_s
             up = build.column(-lost * up_s, integer=True)
             down = build.column(-lost * down_s, integer=True)
-            build.row([(up, 1.0), (down, 1.0)], -infinity, 1.0)
+            build.row([(up, 1.0), (down, 1.0)], -INFINITY, 1.0)
             own = [x[j][i] for i, name in enumerate(names) if name in held]
             other = [x[j][i] for i, name in enumerate(names) if name not in held]
             if other:
-                build.row([*((c, 1.0) for c in other), (up, -float(len(other)))], -infinity, 0.0)
-            build.row([*((c, 1.0) for c in own), (down, float(len(own)))], float(len(own)), infinity)
+                build.row([*((c, 1.0) for c in other), (up, -float(len(other)))], -INFINITY, 0.0)
+            build.row([*((c, 1.0) for c in own), (down, float(len(own)))], float(len(own)), INFINITY)
             ends.append((rates, lost, down_s))
         else:
             ends.append((rates, 0.0, 0.0))
     for i in range(n_nodes):
-        build.row([(x[j][i], 1.0) for j in range(len(jobs))], -infinity, 1.0)
+        build.row([(x[j][i], 1.0) for j in range(len(jobs))], -INFINITY, 1.0)
 
-    highs = QuietHighs(options.time_limit_s)
-    highs.passModel(build.model())
     # What runs now (a job that lost too many nodes to run stops) is the first incumbent; HiGHS completes the rest.
     present = {job.job: job.nodes if len(job.nodes) in job.spec.sizes(n_nodes) else () for job in jobs}
-    columns = np.array([c for row in x for c in row], dtype=np.int32)
-    start = np.array([float(name in present[job.job]) for job in jobs for name in names])
-    highs.setSolution(len(columns), columns, start)
-    highs.run()
-    info = highs.getInfo()
-    bound = float(info.mip_dual_bound)
-    bound = min(bound, trivial) if np.isfinite(bound) else trivial
+    columns = [c for row in x for c in row]
+    start = [float(name in present[job.job]) for job in jobs for name in names]
+    found, worth, bound = build.maximise(columns, start, time_limit_s=options.time_limit_s)
+    bound = min(bound, trivial)
     kept = sum(
         options.t_fwd_s * float(rates[len(present[job.job])]) - (0.0 if present[job.job] else lost * down_s)
         for job, (rates, lost, down_s) in zip(jobs, ends, strict=True)
     )
-    feasible = info.primal_solution_status == int(highspy.SolutionStatus.kSolutionStatusFeasible)
-    if not feasible or float(info.objective_function_value) < kept:
+    if found is None or worth < kept:
         return present, kept, bound
-    found = np.asarray(highs.getSolution().col_value)
     given = {
         job.job: tuple(sorted(name for i, name in enumerate(names) if found[x[j][i]] > 0.5))
         for j, job in enumerate(jobs)
     }
-    return given, float(info.objective_function_value), bound
+    return given, worth, bound
