@@ -21,6 +21,8 @@ COMMANDS = {
     "logs": "sunfleck.cli.jobs:logs",
     "cancel": "sunfleck.cli.jobs:cancel",
     "report": "sunfleck.cli.demo:report",
+    "sim": "sunfleck.cli.sim:sim",
+    "estimate": "sunfleck.cli.sim:estimate",
 }
 """Name -> where it is. Loaded when called, so that `sunfleck --help` answers at once."""
 

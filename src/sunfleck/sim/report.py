@@ -4,7 +4,8 @@
 |---|---|
 | U | samples / (span x static rate): the same jobs, placed once and optimally on a pool that never changes and has the
       time-average number of idle nodes; as many jobs as may run at once |
-| H | samples / samples of the oracle: an instantaneous optimum with true curves and no costs on the same trace |
+| H | E / E of the oracle: an instantaneous optimum with true curves and no costs on the same trace (samples / its
+      samples where all jobs are of one network; else a sample counts by the time that one node needs for it) |
 | E | sum over jobs (samples / throughput on one node) / idle node-seconds: 1 = every idle second at perfect scaling |
 | node_use | node-seconds held by jobs / idle node-seconds |
 | lost_rescale, lost_reclaim | samples not trained for changes of size, decided or forced, / (samples + both) |
@@ -64,20 +65,21 @@ def figures(
     jobs: Sequence[SimJob],
     outcome: Outcome,
     max_running: int | None,
-    oracle_samples: float | None = None,
+    oracle: Outcome | None = None,
 ) -> Figures:
     """The row of one simulation."""
     samples = math.fsum(outcome.samples.values())
     tally = outcome.tally
     potential = samples + tally.lost_rescale + tally.lost_reclaim
     static = static_samples(trace, jobs, max_running)
-    one_node_s = math.fsum(outcome.samples[job.name] / job.curve.at(1) for job in jobs)
+    one_node_s = _one_node_s(jobs, outcome)
+    best_s = _one_node_s(jobs, oracle) if oracle is not None else 0.0
     idle = trace.idle_node_s
     plan_ms = np.array(outcome.plan_wall_s or [0.0]) * 1e3
     return Figures(
         policy=outcome.policy,
         U=samples / static if static > 0.0 else 0.0,
-        H=samples / oracle_samples if oracle_samples else None,
+        H=one_node_s / best_s if best_s > 0.0 else None,
         E=one_node_s / idle if idle > 0.0 else 0.0,
         samples=samples,
         node_use=tally.used_node_s / idle if idle > 0.0 else 0.0,
@@ -90,6 +92,11 @@ def figures(
         profile_share=outcome.profiled_node_s / tally.used_node_s if tally.used_node_s > 0.0 else 0.0,
         handback_s_p99=float(np.percentile(outcome.handbacks_s, 99)) if outcome.handbacks_s else None,
     )
+
+
+def _one_node_s(jobs: Sequence[SimJob], outcome: Outcome) -> float:
+    """Seconds that single nodes would have needed for what was trained."""
+    return math.fsum(outcome.samples[job.name] / job.curve.at(1) for job in jobs)
 
 
 def table(rows: Sequence[Figures]) -> str:
