@@ -21,10 +21,10 @@ REPO = Path(__file__).parents[2]
 
 QUICK = {
     # One or two epochs each: arguments, metric, and what it must at least have reached by then.
-    "mlp": (["--epochs", "4", "--lr", "0.05"], "accuracy", 0.5, True),
-    "cnn": (["--epochs", "2", "--lr", "0.05"], "accuracy", 0.5, True),
-    "transformer": (["--epochs", "2", "--chars", "60000"], "test_loss", 2.6, False),
-    "gru": (["--epochs", "3", "--sequences", "2048", "--lr", "0.01"], "test_error", 0.6, False),
+    "mlp": (["--epochs", "4", "--lr", "0.05", "--batch", "256"], "accuracy", 0.5, True),
+    "cnn": (["--epochs", "2", "--lr", "0.05", "--batch", "128"], "accuracy", 0.5, True),
+    "transformer": (["--epochs", "2", "--chars", "60000", "--batch", "16"], "test_loss", 2.6, False),
+    "gru": (["--epochs", "3", "--sequences", "2048", "--lr", "0.01", "--batch", "64"], "test_error", 0.6, False),
 }
 
 MAIN = """
@@ -75,7 +75,7 @@ def test_a_script_alone_learns(job: str) -> None:
 
 @pytest.mark.system
 def test_a_script_stops_at_its_target() -> None:
-    reports = run_alone("mlp", ["--epochs", "50", "--lr", "0.05", "--target", "0.3"])
+    reports = run_alone("mlp", ["--epochs", "50", "--lr", "0.05", "--batch", "256", "--target", "0.3"])
     values = [r["accuracy"] for r in reports]
     assert values[-1] >= 0.3
     assert all(v < 0.3 for v in values[:-1])
