@@ -105,7 +105,7 @@ def test_the_horizon_is_short_in_a_restless_pool() -> None:
         jobs=(),
         history=PoolHistory(since_s=0.0).left([20.0] * 2000),
     )
-    assert Forecast(restless).horizon_s < 30.0 < 200.0 < Forecast(quiet).horizon_s <= LONGEST_S
+    assert Forecast(restless).horizon_s < 30.0 < 120.0 < Forecast(quiet).horizon_s <= LONGEST_S
 
 
 def test_history_counts_half_octaves() -> None:
