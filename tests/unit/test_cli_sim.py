@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from sunfleck.cli import cli
 from sunfleck.core.errors import InvalidRequest
+from sunfleck.sim.page import sliced
 from sunfleck.sim.readers.intervals import format_intervals
 from sunfleck.sim.synthetic import generate
 
@@ -83,6 +84,24 @@ def test_estimate_tells_the_holes_and_what_they_are_good_for(trace: str) -> None
     assert 0.5 < row["trained"]["E"] <= 1.0
     with pytest.raises(InvalidRequest, match="exactly one"):
         run("estimate")
+
+
+def test_the_report_has_the_figures_and_a_picture_of_each_policy(trace: str, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="pictures need matplotlib")
+    out = tmp_path / "report.html"
+    run("sim", "--trace", trace, "--jobs", "nas:30", "--policy", "optimum,equal-share", "--report", str(out))
+    text = out.read_text()
+    assert text.count("<svg") == 4
+    assert "<td>equal-share</td>" in text
+    with pytest.raises(InvalidRequest, match="cannot write"):
+        run("sim", "--trace", trace, "--jobs", "hpo:2", "--report", str(tmp_path / "absent" / "report.html"))
+
+
+def test_pictures_show_averages_over_time() -> None:
+    values = sliced([0.0, 30.0], [2.0, 4.0], 0.0, 60.0)
+    assert values[0] == pytest.approx(2.0)
+    assert values[-1] == pytest.approx(4.0)
+    assert values.mean() == pytest.approx(3.0)
 
 
 @pytest.mark.real

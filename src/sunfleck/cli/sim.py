@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import click
@@ -16,6 +17,7 @@ from sunfleck.core.errors import InvalidRequest
 from sunfleck.policy.base import Policy
 from sunfleck.policy.curves import by_key
 from sunfleck.policy.registry import make, names
+from sunfleck.sim.page import page
 from sunfleck.sim.readers import read_trace
 from sunfleck.sim.report import Figures, figures, table
 from sunfleck.sim.run import Outcome, World, run_elastic, run_published
@@ -51,6 +53,7 @@ ADAPTIVE = {"optimum", "oracle", "paper-milp", "freetrain-true", "freetrain-line
 @click.option("--measured", is_flag=True, help="With --semantics published: curves are measured, not told.")
 @click.option("--rescheduled", is_flag=True, help="SWF: schedule its jobs anew by EASY backfill.")
 @click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--report", "report_path", type=click.Path(dir_okay=False), metavar="FILE", help="Write an HTML report.")
 @json_option
 def sim(
     trace_path: str,
@@ -70,6 +73,7 @@ def sim(
     measured: bool,
     rescheduled: bool,
     seed: int,
+    report_path: str | None,
     as_json: bool,
 ) -> None:
     """Simulate policies on a trace of idle nodes, with the controller that a real pool runs.
@@ -89,6 +93,7 @@ def sim(
     options: dict[str, Any] = {"max_running": max_running}
     horizon = {} if t_fwd is None else {"t_fwd_s": _horizon(t_fwd)}
     rows: list[Figures] = []
+    outcomes: list[Outcome] = []
     with Progress(
         TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"), TimeElapsedColumn(),
         console=say, transient=True, disable=not say.is_terminal,
@@ -107,11 +112,19 @@ def sim(
                 outcome = run_elastic(trace, jobs, made, World(seed=seed), progress=tell)
             bar.remove_task(task)
             _faults(outcome)
+            outcomes.append(outcome)
             rows.append(figures(trace, jobs, outcome, max_running, best))
             if as_json:
                 click.echo(json.dumps(rows[-1].as_dict()))
     if not as_json:
         click.echo(table(rows))
+    if report_path:
+        text = page(trace, rows, outcomes, f"{jobs_wish} on {Path(trace_path).name}")
+        try:
+            Path(report_path).write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise InvalidRequest(f"cannot write the report to {report_path}: {error.strerror}") from error
+        say.print(f"report: {report_path}", highlight=False)
 
 
 def cut(trace: IdleTrace, n_nodes: int | None, days: float | None, start_s: float | None) -> IdleTrace:
