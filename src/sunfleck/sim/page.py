@@ -17,7 +17,7 @@ from .trace import IdleTrace
 
 N_SLICES = 600
 """Points of time in a picture: averages over equal parts of the trace."""
-N_JOBS = 12
+N_JOBS = 10
 """Jobs drawn one by one, those with most node-time; the others together."""
 
 _STYLE = """
@@ -113,7 +113,8 @@ def _draw_jobs(axes: Any, trace: IdleTrace, outcome: Outcome) -> None:
         layers.append(np.sum(others, axis=0))
         labels.append(f"{len(others)} others")
     if layers:
-        axes.stackplot(_hours(trace), *layers, labels=labels)
+        colours = [f"C{i}" for i in range(len(largest))] + ["#bbbbbb"] * bool(others)
+        axes.stackplot(_hours(trace), *layers, labels=labels, colors=colours)
         axes.legend(fontsize=6, ncols=7, loc="upper right", frameon=False)
     axes.set(title=f"Nodes of each job: {outcome.policy}", xlabel="hours", ylabel="nodes")
     axes.set_xlim(0, trace.span_s / 3600.0)
