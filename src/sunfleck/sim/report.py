@@ -1,11 +1,13 @@
 """PURE. What a simulation has shown, in the figures by which policies are compared.
 
+Training is counted in seconds of single nodes: a sample by the time that one node needs for it. Where all jobs are of
+one network, ratios of it are ratios of samples.
+
 | key | formula |
 |---|---|
-| U | samples / (span x static rate): the same jobs, placed once and optimally on a pool that never changes and has the
-      time-average number of idle nodes; as many jobs as may run at once |
-| H | E / E of the oracle: an instantaneous optimum with true curves and no costs on the same trace (samples / its
-      samples where all jobs are of one network; else a sample counts by the time that one node needs for it) |
+| U | training / that of the same jobs, placed once and optimally on a pool that never changes and has the time-average
+      number of idle nodes; as many jobs as may run at once |
+| H | training / that of the oracle: an instantaneous optimum with true curves and no costs on the same trace |
 | E | sum over jobs (samples / throughput on one node) / idle node-seconds: 1 = every idle second at perfect scaling |
 | node_use | node-seconds held by jobs / idle node-seconds |
 | lost_rescale, lost_reclaim | samples not trained for changes of size, decided or forced, / (samples + both) |
@@ -52,12 +54,12 @@ class Figures:
         return {k: _rounded(v) if isinstance(v, float) else v for k, v in row.items()}
 
 
-def static_samples(trace: IdleTrace, jobs: Sequence[SimJob], max_running: int | None) -> float:
+def static_one_node_s(trace: IdleTrace, jobs: Sequence[SimJob], max_running: int | None) -> float:
     """The denominator of U: what the first `max_running` jobs (no limit: one a node) would train on a static
-    pool of the same node-hours."""
+    pool of the same node-hours, in seconds of single nodes."""
     n_nodes = trace.mean_idle_nodes
     n_jobs = min(len(jobs), math.ceil(n_nodes) if max_running is None else max_running)
-    return static_rate(jobs[:n_jobs], n_nodes) * trace.span_s
+    return static_rate(jobs[:n_jobs], n_nodes, normalised=True) * trace.span_s
 
 
 def figures(
@@ -71,14 +73,14 @@ def figures(
     samples = math.fsum(outcome.samples.values())
     tally = outcome.tally
     potential = samples + tally.lost_rescale + tally.lost_reclaim
-    static = static_samples(trace, jobs, max_running)
+    static_s = static_one_node_s(trace, jobs, max_running)
     one_node_s = _one_node_s(jobs, outcome)
     best_s = _one_node_s(jobs, oracle) if oracle is not None else 0.0
     idle = trace.idle_node_s
     plan_ms = np.array(outcome.plan_wall_s or [0.0]) * 1e3
     return Figures(
         policy=outcome.policy,
-        U=samples / static if static > 0.0 else 0.0,
+        U=one_node_s / static_s if static_s > 0.0 else 0.0,
         H=one_node_s / best_s if best_s > 0.0 else None,
         E=one_node_s / idle if idle > 0.0 else 0.0,
         samples=samples,

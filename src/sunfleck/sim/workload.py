@@ -193,14 +193,15 @@ def true_curves(jobs: Iterable[SimJob]) -> dict[str, Curve]:
     return {job.name: job.curve for job in jobs}
 
 
-def static_rate(jobs: Sequence[SimJob], n_nodes: float) -> float:
+def static_rate(jobs: Sequence[SimJob], n_nodes: float, *, normalised: bool = False) -> float:
     """Samples/s of these jobs placed once and optimally on a fixed number of nodes; linear between whole numbers.
+    `normalised`: in first nodes' worth instead, sum of P(n) / P(1).
 
     Each job may have no node. Exact: f_j(m) = max_k f_{j-1}(m - k) + P_j(k) over all nodes m."""
     m = int(n_nodes) + 1
     best = np.zeros(m + 1)
     for job in jobs:
-        table = job.curve.table(m)
+        table = job.curve.table(m) / (job.curve.at(1) if normalised else 1.0)
         grown = best.copy()
         for k in job.spec.sizes(m):
             np.maximum(grown[k:], best[: m + 1 - k] + table[k], out=grown[k:])
