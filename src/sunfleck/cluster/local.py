@@ -244,6 +244,7 @@ class LocalCluster:
         ended = [offer for offer in node.timetable.offers if offer.end_s <= now_s] if node.timetable else []
         grace_s = ended[-1].grace_s if ended else 0.0
         node.phase, node.asked_back_at = Phase.RECLAIMED, self._agents.now()
+        self._shares.lift(node.spec.name)
         self._set_deadline(node, grace_s, lambda: self._kill(node, f"not released within its {grace_s:g} s of grace"))
         self._emit(NodesReclaimed(nodes=(node.spec.name,), grace_s=grace_s, reason="wanted by the cluster"))
 

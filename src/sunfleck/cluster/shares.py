@@ -39,6 +39,12 @@ class Shares:
         """Files that the node's workers write their pid to: none where there are no quotas."""
         return [] if self._groups is None else [self._groups.create(node, self.node_cpus)]
 
+    def lift(self, node: str) -> None:
+        """Let the node's workers have what CPUs they can get: they are on their way out and hold nobody up. A worker
+        of a whole machine would end its last step as quickly."""
+        if self._groups is not None:
+            self._groups.create(node, float(len(self._cpus)))
+
     def cpus_of(self, index: int) -> list[int]:
         """CPUs that node number `index` is bound to; empty: not bound. Nodes take turns around the machine."""
         if self._groups is not None:

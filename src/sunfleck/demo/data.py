@@ -8,6 +8,7 @@ Text: the language reference inside Python itself (`pydoc_data.topics`), about 4
 from __future__ import annotations
 
 import gzip
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -21,7 +22,7 @@ TEST_EVERY = 5
 
 def digits() -> tuple[TensorDataset, TensorDataset]:
     """Training and test set of shifted digits: images (1, 8, 8) between 0 and 1, and their labels."""
-    images, labels = _read_digits()
+    images, labels = read_digits()
     padded = np.pad(images, ((0, 0), (1, 1), (1, 1)))
     shifted = np.stack([padded[:, y : y + 8, x : x + 8] for y in range(3) for x in range(3)], axis=1)
     test = np.arange(len(labels)) % TEST_EVERY == 0
@@ -32,11 +33,8 @@ def text(context: int, *, train_chars: int = 200_000) -> tuple[TensorDataset, Te
     """Training and test set of character sequences: (context + 1) tokens each, and the size of the alphabet.
 
     Characters beyond ASCII count as one. Each training sequence begins with the last character of the one before."""
-    from pydoc_data.topics import topics
-
-    whole = "\n".join(topics[name] for name in sorted(topics))
-    tokens = torch.from_numpy(np.frombuffer(whole.encode("ascii", "replace"), np.uint8).astype(np.int64))
-    alphabet, tokens = torch.unique(tokens, return_inverse=True)
+    alphabet, numbers = read_text()
+    tokens = torch.from_numpy(numbers)
     train, test = tokens[:train_chars], tokens[train_chars : train_chars + 30_000]
     return (
         TensorDataset(train.unfold(0, context + 1, context).contiguous()),
@@ -55,7 +53,17 @@ def running_sums(n: int, length: int, seed: int) -> TensorDataset:
     return TensorDataset(torch.from_numpy(pairs), torch.from_numpy(sums))
 
 
-def _read_digits() -> tuple[np.ndarray, np.ndarray]:
+@cache
+def read_text() -> tuple[np.ndarray, np.ndarray]:
+    """The alphabet, and the text as numbers of its characters."""
+    from pydoc_data.topics import topics
+
+    whole = "\n".join(topics[name] for name in sorted(topics))
+    return np.unique(np.frombuffer(whole.encode("ascii", "replace"), np.uint8), return_inverse=True)
+
+
+@cache
+def read_digits() -> tuple[np.ndarray, np.ndarray]:
     """Images (n, 8, 8) and labels. Reads the file in scikit-learn's package: importing scikit-learn takes far
     longer than training starts to need; should the file have moved, scikit-learn is asked after all."""
     spec = find_spec("sklearn")

@@ -58,7 +58,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=25, help="stop after so many, target or not")
     parser.add_argument("--batch", type=int, default=64, help="sequences a step, over all nodes")
     parser.add_argument("--lr", type=float, default=3e-3)
-    parser.add_argument("--target", type=float, default=1.72, help="test loss (nats a character) at which to stop")
+    parser.add_argument("--target", type=float, default=1.8, help="test loss (nats a character) at which to stop")
     parser.add_argument("--context", type=int, default=32, help="characters a sequence")
     parser.add_argument("--chars", type=int, default=200_000, help="characters of the text to train on")
     parser.add_argument("--seed", type=int, default=0)
