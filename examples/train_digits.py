@@ -64,7 +64,8 @@ for epoch in run.epochs(args.epochs):  # (3) begins where this job stood, should
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        run.report(loss=loss)  # (4) optional: shown by `sunfleck jobs` and on the web page
+        run.report(loss=loss)  # (4) optional: shown by `sunfleck jobs` and in reports
     accuracy = run.evaluate(judge, test_loader)["accuracy"]
     run.report(accuracy=accuracy)
-    print(f"epoch {epoch}: accuracy {accuracy:.3f}", flush=True)
+    if run.is_main:
+        print(f"epoch {epoch}: accuracy {accuracy:.3f}", flush=True)

@@ -13,6 +13,7 @@ Every call may raise `sunfleck.SunfleckError`: PoolUnavailable when no controlle
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -130,18 +131,26 @@ class Pool:
         self,
         script: str | os.PathLike[str],
         *,
-        nodes: tuple[int, int] | tuple[int, int, int] = (1, 1),
+        nodes: int | tuple[int, int] | tuple[int, int, int] = (1, 1),
         args: Sequence[str] = (),
         name: str | None = None,
         cwd: str | os.PathLike[str] | None = None,
         env: Mapping[str, str] | None = None,
         weight: float = 1.0,
-        target: Target | None = None,
+        target: Target | str | None = None,
         architecture: str = "",
         max_restarts: int = 3,
         warm: Sequence[str] | None = None,
     ) -> Job:
-        """Queue a training script. nodes: (min, max) or (min, max, multiple)."""
+        """Queue a training script.
+
+        nodes: (min, max), (min, max, multiple), or one number for exactly that many. target: what it is to reach, as a
+        Target or as text such as "accuracy>=0.97"; shown beside its progress, and in no way a condition to stop.
+        """
+        if isinstance(nodes, int):
+            nodes = (nodes, nodes)
+        if isinstance(target, str):
+            target = parse_target(target)
         path = Path(script).absolute()
         if not path.is_file():
             raise InvalidRequest(f"there is no script {script}; give the path of a Python file")
@@ -178,7 +187,7 @@ class Pool:
         self.call("down")
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
-            if not (self.config.pool_dir / ENDPOINT).exists() or not _alive(pid):
+            if not _alive(pid):
                 return
             time.sleep(0.05)
         raise SunfleckError(
@@ -191,7 +200,9 @@ def connect(pool: str | None = None, *, home: str | None = None, timeout_s: floa
     """The running pool of that name (default: `default`). Raises PoolUnavailable when there is none."""
     found = Pool(load({"pool": pool, "home": home}))
     try:
-        found.call("ping", timeout_s)
+        # A pool that is up has an endpoint file; one that is being restarted after a crash still has it.
+        there = (found.directory / ENDPOINT).exists()
+        found.call("ping", timeout_s if there else 0.0)
     except SunfleckError:
         found.close()
         raise
@@ -247,7 +258,7 @@ def settings(flags: Mapping[str, Any] | None, fresh: bool = False) -> Config:
     if not fresh:
         try:
             remembered = msgspec.json.decode((base.pool_dir / REMEMBERED).read_bytes())
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             pass
         except (OSError, msgspec.DecodeError) as error:
             raise InvalidRequest(
@@ -256,6 +267,14 @@ def settings(flags: Mapping[str, Any] | None, fresh: bool = False) -> Config:
     remembered.pop("home", None)
     remembered.pop("pool", None)
     return load(flags, remembered)
+
+
+def parse_target(text: str) -> Target:
+    """METRIC>=VALUE or METRIC<=VALUE as a Target. Raises InvalidRequest."""
+    match = re.fullmatch(r"\s*([\w.\-/]+)\s*(>=|<=)\s*([-+0-9.eE]+)\s*", text)
+    if match is None:
+        raise InvalidRequest(f"{text!r} is not METRIC>=VALUE or METRIC<=VALUE, for example 'accuracy>=0.97'")
+    return Target(metric=match[1], value=float(match[3]), at_least=match[2] == ">=")
 
 
 def _as(kind: type[T], value: Any) -> T:

@@ -60,11 +60,14 @@ def main() -> None:
         sys.exit(error.exit_code)
     except click.exceptions.Exit as error:
         sys.exit(error.exit_code)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message())
+        sys.exit(error.exit_code)
     except click.ClickException as error:
-        hint = ""
+        message = error.format_message()
         if isinstance(error, click.NoSuchOption) and error.ctx is not None and error.ctx.info_name == "submit":
-            hint = "; put the script's own options after `--`"
-        click.echo(f"sunfleck: {error.format_message()}{hint}", err=True)
+            message = message.rstrip(".") + "; put the script's own options after `--`"
+        click.echo(f"sunfleck: {message}", err=True)
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         click.echo("sunfleck: interrupted", err=True)

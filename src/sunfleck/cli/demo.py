@@ -32,7 +32,8 @@ RESTART_AFTER_S = 5.0
 
 
 @click.command()
-@pool_options
+@click.option("--pool", metavar="NAME", help="Name of the pool [default: demo].")
+@click.option("--home", metavar="DIR", help="Folder for pools [default: your state folder].")
 @click.option("--nodes", type=click.IntRange(1, 8), default=8, show_default=True, help="Virtual nodes.")
 @click.option("--node-cpus", type=click.FloatRange(min=0, min_open=True), help="CPUs of each [default: a fair share].")
 @click.option("--seconds", type=click.FloatRange(min=20), default=120.0, show_default=True, help="Length of the trace.")

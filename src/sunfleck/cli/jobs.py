@@ -107,13 +107,14 @@ def cancel(pool: str | None, home: str | None, job: str) -> None:
 @click.option("--node", help="Only the output from this node.")
 @click.argument("job")
 def logs(pool: str | None, home: str | None, follow: bool, node: str | None, job: str) -> None:
-    """What the workers of JOB print, each line behind its node's name."""
+    """What the workers of JOB print, each line behind its node's name; the node that printed last comes last."""
     with api.connect(pool, home=home) as found:
         wanted = found.job(job)
         offsets: dict[Path, int] = {}
         while True:
             ended = not follow or wanted.status().phase.final
-            for path in wanted.log_files():
+            # Whoever printed last comes last.
+            for path in sorted(wanted.log_files(), key=lambda path: path.stat().st_mtime):
                 if node is None or path.stem == node:
                     offsets[path] = _print_new_lines(path, offsets.get(path, 0), last=ended)
             if ended:

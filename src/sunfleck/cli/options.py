@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 
 import click
 
+from sunfleck.api import parse_target
+from sunfleck.core.errors import InvalidRequest
 from sunfleck.core.model import Target
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -46,10 +48,10 @@ class TargetType(click.ParamType[Target]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Target:
         if isinstance(value, Target):
             return value
-        match = re.fullmatch(r"\s*([\w.\-/]+)\s*(>=|<=)\s*([-+0-9.eE]+)\s*", str(value))
-        if match is None:
-            self.fail(f"{value!r} is not METRIC>=VALUE or METRIC<=VALUE, for example 'accuracy>=0.97'", param, ctx)
-        return Target(metric=match[1], value=float(match[3]), at_least=match[2] == ">=")
+        try:
+            return parse_target(str(value))
+        except (InvalidRequest, ValueError) as error:
+            self.fail(str(error), param, ctx)
 
 
 class KeyValue(click.ParamType[tuple[str, str]]):

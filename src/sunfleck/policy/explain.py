@@ -51,11 +51,13 @@ class Explainer:
             wants = f"{spec.min_nodes} {_nodes(spec.min_nodes)}"
             if job.nodes:
                 return f"stopped for now: its nodes are worth more elsewhere{self._elsewhere(job.job)}"
+            waits = "paused" if job.started else "queued"
             if self._free >= spec.min_nodes:
-                return "queued: it gains nothing from a node by what is known of it"
-            return f"queued: it needs {wants}, and all nodes are worth more elsewhere{self._elsewhere(job.job)}"
+                return f"{waits}: it gains nothing from a node by what is known of it"
+            return f"{waits}: it needs {wants}, and all nodes are worth more elsewhere{self._elsewhere(job.job)}"
         efficiency = w.rate(n) / (n * w.rate(1)) if w.rate(1) > 0.0 else 0.0
-        have = f"{n} of {there} nodes: the optimum, at efficiency {efficiency:.2f}"
+        assumed = "" if any(s.n_nodes == n for s in job.scales) else " (assumed, not measured yet)"
+        have = f"{n} of {there} nodes: the optimum, at efficiency {efficiency:.2f}{assumed}"
         if n >= spec.max_nodes:
             return f"{have}; it asks for no more"
         if n + spec.multiple > min(spec.max_nodes, there):

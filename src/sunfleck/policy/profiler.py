@@ -88,8 +88,10 @@ def advise(snapshot: Snapshot, options: ProfilerOptions, eligible: Collection[Jo
 
 
 def _room(job: JobView, snapshot: Snapshot, jobs: list[JobView]) -> int:
-    """Nodes the job could have without stopping any other running job."""
-    others = sum(o.spec.min_nodes for o in jobs if o.job != job.job and len(o.nodes) >= o.spec.min_nodes)
+    """Nodes the job could have without keeping the smallest size from any other job, running or in line: a user who
+    has just submitted does not wait for somebody else's measurement. (With more jobs than nodes nobody gets a second
+    node, and there is nothing to profile.)"""
+    others = sum(o.spec.min_nodes for o in jobs if o.job != job.job)
     return len(snapshot.nodes) - others
 
 
