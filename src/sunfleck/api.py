@@ -138,6 +138,9 @@ class Pool:
         env: Mapping[str, str] | None = None,
         weight: float = 1.0,
         target: Target | str | None = None,
+        priority: int = 0,
+        total_samples: float | None = None,
+        deadline_s: float | None = None,
         architecture: str = "",
         max_restarts: int = 3,
         warm: Sequence[str] | None = None,
@@ -146,6 +149,8 @@ class Pool:
 
         nodes: (min, max), (min, max, multiple), or one number for exactly that many. target: what it is to reach, as a
         Target or as text such as "accuracy>=0.97"; shown beside its progress, and in no way a condition to stop.
+        priority: jobs of a higher one are served first. deadline_s: seconds from now by which total_samples samples
+        should be trained. architecture: jobs of one key share what is learned about their scaling.
         """
         if isinstance(nodes, int):
             nodes = (nodes, nodes)
@@ -164,6 +169,9 @@ class Pool:
             multiple=nodes[2] if len(nodes) == 3 else 1,
             weight=weight,
             target=target,
+            priority=priority,
+            total_samples=total_samples,
+            deadline_s=deadline_s,
             architecture=architecture,
             max_restarts=max_restarts,
             program=Program(

@@ -43,6 +43,7 @@ class Service:
         self._warnings = warnings
         self._log_path = log_path
         self._warming = warming
+        self._started_s = clock.now()
         self.engine: Engine | None = None
         self._methods: dict[str, Callable[..., Any]] = {
             "ping": self._ping,
@@ -84,7 +85,7 @@ class Service:
                 pool=self._config.pool,
                 version=__version__,
                 now_s=now,
-                started_s=self._view.started_s or now,
+                started_s=self._started_s,
                 generation=state.generation,
                 nodes=tuple(_node_row(controller, name, node) for name, node in sorted(state.nodes.items())),
                 jobs=tuple(_job_row(controller, job) for job in state.jobs.values()),

@@ -22,6 +22,9 @@ from sunfleck.observers import render
 @click.option("--cwd", metavar="DIR", help="Folder to run in [default: this one].")
 @click.option("--env", type=KeyValue(), multiple=True, help="Set an environment variable; repeatable.")
 @click.option("--weight", type=float, default=1.0, show_default=True, help="Importance relative to other jobs.")
+@click.option("--priority", type=int, default=0, show_default=True, help="Jobs of a higher one are served first.")
+@click.option("--total-samples", type=click.FloatRange(min=0), help="Samples it is going to train; for --deadline-s.")
+@click.option("--deadline-s", type=click.FloatRange(min=0), help="Seconds from now by which they should be trained.")
 @click.option("--target", type=TargetType(), help="What it is to reach, for example 'accuracy>=0.97'; shown only.")
 @click.option("--architecture", default="", metavar="KEY", help="Jobs with the same key share their profile.")
 @click.option("--max-restarts", type=click.IntRange(min=0), default=3, show_default=True, help="Worker deaths borne.")
@@ -36,6 +39,9 @@ def submit(
     cwd: str | None,
     env: tuple[tuple[str, str], ...],
     weight: float,
+    priority: int,
+    total_samples: float | None,
+    deadline_s: float | None,
     target: Target | None,
     architecture: str,
     max_restarts: int,
@@ -53,6 +59,9 @@ def submit(
             cwd=cwd,
             env=dict(env),
             weight=weight,
+            priority=priority,
+            total_samples=total_samples,
+            deadline_s=deadline_s,
             target=target,
             architecture=architecture,
             max_restarts=max_restarts,
