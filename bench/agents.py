@@ -22,9 +22,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from tests.fakes.pool import Pool, end_zygotes, real_pool, wait_for
+
 from sunfleck.cluster.local import LocalCluster, Offer
 from sunfleck.core.events import NodesJoined, NodesReclaimed, NodesReleased
-from tests.fakes.pool import Pool, end_zygotes, real_pool, wait_for
 
 TORCH = "import time, torch; print(repr(time.time()), flush=True)"
 BUSY = """

@@ -74,9 +74,7 @@ def snapshot(n_jobs: int, n_nodes: int, seed: int) -> Snapshot:
         used += held
         owner.update(dict.fromkeys(nodes, f"j{j}"))
         spec = JobSpec(name=f"j{j}", max_nodes=64)
-        jobs.append(
-            JobView(job=f"j{j}", spec=spec, submitted_s=float(j), nodes=nodes, started=True, scales=scales)
-        )
+        jobs.append(JobView(job=f"j{j}", spec=spec, submitted_s=float(j), nodes=nodes, started=True, scales=scales))
     views = tuple(NodeView(name=n, job=owner.get(n), joined_s=5000.0 * i / n_nodes) for i, n in enumerate(names))
     return Snapshot(generation=1, now_s=5000.0, nodes=views, jobs=tuple(jobs))
 

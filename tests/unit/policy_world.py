@@ -104,21 +104,16 @@ class World:
                 nodes=job.nodes,
                 started=job.started,
                 rescaling=bool(job.nodes) and self.now_s < job.ready_s,
-                scales=tuple(
-                    s for _, s in sorted((merged.get(job.spec.architecture) or job.scales).items())
-                ),
+                scales=tuple(s for _, s in sorted((merged.get(job.spec.architecture) or job.scales).items())),
                 costs=self.costs,
                 size_since_s=job.size_since_s,
             )
             for name, job in self.jobs.items()
         )
         nodes = tuple(
-            NodeView(name=n.name, kind=n.kind, job=owner.get(n.name), leaves_s=n.leaves_s)
-            for n in self.nodes.values()
+            NodeView(name=n.name, kind=n.kind, job=owner.get(n.name), leaves_s=n.leaves_s) for n in self.nodes.values()
         )
-        return Snapshot(
-            generation=self.generation, now_s=self.now_s, nodes=nodes, jobs=views, profiling=self.profiling
-        )
+        return Snapshot(generation=self.generation, now_s=self.now_s, nodes=nodes, jobs=views, profiling=self.profiling)
 
     def replan(self) -> Plan:
         self.generation += 1

@@ -57,9 +57,7 @@ def test_v1_own_group_is_preferred(tmp_path: Path) -> None:
 
 
 def test_v2_needs_the_controller(tmp_path: Path) -> None:
-    found = machine(
-        tmp_path, "cgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\n", "0::/user.slice/session.scope\n"
-    )
+    found = machine(tmp_path, "cgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\n", "0::/user.slice/session.scope\n")
     parent = tmp_path / "unified/user.slice"
     (parent / "session.scope").mkdir(parents=True)
     for place in (tmp_path / "unified", parent, parent / "session.scope"):

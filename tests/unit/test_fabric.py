@@ -144,9 +144,7 @@ def test_an_unencrypted_connection_is_not_let_in(wired: Wired) -> None:
 
 
 def test_a_port_in_use_names_the_fix(wired: Wired, tmp_path: Path) -> None:
-    other = Fabric(
-        ensure_keys(tmp_path / "other"), tmp_path / "other" / "e.json", agent_port=wired.endpoint.agent_port
-    )
+    other = Fabric(ensure_keys(tmp_path / "other"), tmp_path / "other" / "e.json", agent_port=wired.endpoint.agent_port)
     with pytest.raises(SunfleckError, match=r"port \d+: Address already in use; give another"):
         other.start()
 

@@ -41,9 +41,7 @@ def pool(n_nodes: int, *jobs: JobView) -> Snapshot:
 
 def job(name: str, n_held: int = 0, first: int = 0, costs: Costs | None = None, **spec: Any) -> JobView:
     held = tuple(f"n{i:02d}" for i in range(first, first + n_held))
-    scales = tuple(
-        ScaleStats(n_nodes=n, n_reports=50, mean_per_s=TRUE.at(n), trained_s=99.0) for n in (1, 2, 4, 8, 16)
-    )
+    scales = tuple(ScaleStats(n_nodes=n, n_reports=50, mean_per_s=TRUE.at(n), trained_s=99.0) for n in (1, 2, 4, 8, 16))
     return JobView(
         job=name,
         spec=JobSpec(name=name, **{"max_nodes": 16, **spec}),
@@ -158,9 +156,7 @@ def test_malletrain_holds_for_a_fixed_time() -> None:
     assert isinstance(policy, Optimum)
     assert policy.options.curves is None
     assert policy.options.max_running == 10
-    half = tuple(
-        ScaleStats(n_nodes=n, n_reports=1000, mean_per_s=TRUE.at(n), trained_s=19.0) for n in (1, 2, 3, 4)
-    )
+    half = tuple(ScaleStats(n_nodes=n, n_reports=1000, mean_per_s=TRUE.at(n), trained_s=19.0) for n in (1, 2, 3, 4))
     view = JobView(job="a", spec=JobSpec(name="a", max_nodes=8), submitted_s=0.0, scales=half)
     plan = policy.plan(pool(8, view))
     assert plan.profiling is not None

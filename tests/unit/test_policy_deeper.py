@@ -21,9 +21,7 @@ from .policy_world import check_plan, snapshots
 
 def job(name: str, n_held: int = 0, first: int = 0, *, view: dict[str, Any] | None = None, **spec: Any) -> JobView:
     held = tuple(f"n{i:02d}" for i in range(first, first + n_held))
-    scales = tuple(
-        ScaleStats(n_nodes=n, n_reports=50, mean_per_s=100.0 * n**0.8, trained_s=99.0) for n in range(1, 13)
-    )
+    scales = tuple(ScaleStats(n_nodes=n, n_reports=50, mean_per_s=100.0 * n**0.8, trained_s=99.0) for n in range(1, 13))
     fields: dict[str, Any] = {"scales": scales, "submitted_s": 0.0, **(view or {})}
     return JobView(
         job=name, spec=JobSpec(name=name, **{"max_nodes": 12, **spec}), nodes=held, started=n_held > 0, **fields
@@ -35,9 +33,7 @@ def pool(n_nodes: int, *jobs: JobView, **more: Any) -> Snapshot:
     leaves = more.pop("leaves", {})
     kind = more.pop("kind", {})
     names = [f"n{i:02d}" for i in range(n_nodes)]
-    nodes = tuple(
-        NodeView(name=n, job=owner.get(n), leaves_s=leaves.get(n), kind=kind.get(n, "node")) for n in names
-    )
+    nodes = tuple(NodeView(name=n, job=owner.get(n), leaves_s=leaves.get(n), kind=kind.get(n, "node")) for n in names)
     return Snapshot(generation=1, now_s=1000.0, nodes=nodes, jobs=jobs, **more)
 
 

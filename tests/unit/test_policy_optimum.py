@@ -64,9 +64,7 @@ def reasons(plan: Plan) -> dict[str, str]:
 @settings(max_examples=300, deadline=None)
 @given(snapshots(), st.sampled_from([None, 1, 3]), st.sampled_from(["normalised", "raw"]), st.integers(0, 5))
 def test_any_plan_keeps_the_promises(world: Snapshot, cap: int | None, objective: str, n_scales: int) -> None:
-    policy = Optimum(
-        OptimumOptions(max_running=cap, objective=objective, profiler=ProfilerOptions(n_scales=n_scales))
-    )
+    policy = Optimum(OptimumOptions(max_running=cap, objective=objective, profiler=ProfilerOptions(n_scales=n_scales)))
     plan = policy.plan(world)
     check_plan(world, plan)
     assert {j.job for j in world.jobs if j.nodes} <= {p.job for p in plan.jobs}

@@ -207,8 +207,16 @@ def test_summary_page() -> None:
     text = drawn(
         render.summary_page(
             Summary(
-                node_seconds_offered=180.0, node_seconds_used=146.0, samples=1300, jobs=(job,), reclaims=2, losses=1,
-                handback_s_p50=0.375, handback_s_p99=0.4975, plan_solve_s_p50=0.001, elapsed_s=100.0,
+                node_seconds_offered=180.0,
+                node_seconds_used=146.0,
+                samples=1300,
+                jobs=(job,),
+                reclaims=2,
+                losses=1,
+                handback_s_p50=0.375,
+                handback_s_p99=0.4975,
+                plan_solve_s_p50=0.001,
+                elapsed_s=100.0,
             )
         ),
         120,

@@ -63,7 +63,11 @@ def busy_pool(
                     (
                         now,
                         ev.RoundFormed(
-                            job=job, round=rounds[job], nodes=tuple(holds[job]), step=samples[job] // 64, took_s=0.2,
+                            job=job,
+                            round=rounds[job],
+                            nodes=tuple(holds[job]),
+                            step=samples[job] // 64,
+                            took_s=0.2,
                             stall_s=rng.uniform(0.01, 0.08) if before else None,
                             cause="rescale" if before else "start",
                         ),
@@ -112,8 +116,15 @@ def busy_pool(
                     (
                         now,
                         ev.Progress(
-                            job=job, round=rounds[job], n_nodes=n, step=samples[job] // 64, epoch=0,
-                            samples=samples[job], dt_s=0.5, samples_per_s=None if changed else rate, metrics=metrics,
+                            job=job,
+                            round=rounds[job],
+                            n_nodes=n,
+                            step=samples[job] // 64,
+                            epoch=0,
+                            samples=samples[job],
+                            dt_s=0.5,
+                            samples_per_s=None if changed else rate,
+                            metrics=metrics,
                         ),
                     )
                 )
@@ -298,9 +309,7 @@ def test_given_curves_show_assumed_points(view: PoolView) -> None:
 
 def test_measured_curves_are_means_of_settled_reports() -> None:
     def report(n_nodes: int, rate: float | None) -> ev.Progress:
-        return ev.Progress(
-            job="j", round=0, n_nodes=n_nodes, step=1, epoch=0, samples=1, dt_s=1.0, samples_per_s=rate
-        )
+        return ev.Progress(job="j", round=0, n_nodes=n_nodes, step=1, epoch=0, samples=1, dt_s=1.0, samples_per_s=rate)
 
     view = fold(
         [

@@ -56,9 +56,7 @@ def test_members_who_stay_away_are_named_after_the_timeout() -> None:
         "127.0.0.1", free_port(), is_master=True, wait_for_workers=False, timeout=timedelta(seconds=5)
     )
     rounds = Rounds(None, "j@a#0", "j", CPU)
-    form = FormRound(
-        round=4, members=("j@a#0", "j@b#0"), store_host="127.0.0.1", store_port=server.port, timeout_s=0.2
-    )
+    form = FormRound(round=4, members=("j@a#0", "j@b#0"), store_host="127.0.0.1", store_port=server.port, timeout_s=0.2)
     with pytest.raises(CommFailed, match=r"j@b#0 did not come within 0\.2 s"):
         rounds.meet(form, {"exists": True})
 

@@ -50,8 +50,15 @@ def released(*nodes: str, handback_s: float | None = None) -> ev.NodesReleased:
 
 def progress(job: str, samples: int, n_nodes: int = 1, rate: float | None = None, **metrics: float) -> ev.Progress:
     return ev.Progress(
-        job=job, round=0, n_nodes=n_nodes, step=samples // 10, epoch=samples // 100, samples=samples, dt_s=1.0,
-        samples_per_s=rate, metrics=metrics,
+        job=job,
+        round=0,
+        n_nodes=n_nodes,
+        step=samples // 10,
+        epoch=samples // 100,
+        samples=samples,
+        dt_s=1.0,
+        samples_per_s=rate,
+        metrics=metrics,
     )
 
 
@@ -96,8 +103,9 @@ used: 12-22 2, 22-30 4, 30-31 2, 31-40 4, 40-50 3, 50-60 1, 72-80 2: 20 + 32 + 2
 
 def test_numbers_of_a_hand_worked_history() -> None:
     got = summary(
-        fold(HISTORY), {"name-A": Target(metric="accuracy", value=0.85), "B": Target(metric="loss", value=1.0,
-        at_least=False)}, 100.0
+        fold(HISTORY),
+        {"name-A": Target(metric="accuracy", value=0.85), "B": Target(metric="loss", value=1.0, at_least=False)},
+        100.0,
     )
     assert (got.node_seconds_offered, got.node_seconds_used) == (180.0, 146.0)
     assert got.used_fraction == pytest.approx(146 / 180)
@@ -125,10 +133,24 @@ def test_what_still_lasts_is_cut_at_now(now_s: float, offered: float, used: floa
 def test_json_line_has_the_promised_fields() -> None:
     line = msgspec.json.decode(msgspec.json.encode(summary(fold(HISTORY), {}, 100.0)))
     assert {
-        "node_seconds_offered", "node_seconds_used", "samples", "jobs", "reclaims", "handback_s_p50", "handback_s_p99"
+        "node_seconds_offered",
+        "node_seconds_used",
+        "samples",
+        "jobs",
+        "reclaims",
+        "handback_s_p50",
+        "handback_s_p99",
     } <= line.keys()
     assert {
-        "name", "samples", "metric", "target", "reached", "rescales", "stall_s_p50", "samples_lost", "samples_repeated"
+        "name",
+        "samples",
+        "metric",
+        "target",
+        "reached",
+        "rescales",
+        "stall_s_p50",
+        "samples_lost",
+        "samples_repeated",
     } <= line["jobs"][0].keys()
     assert line["jobs"][0]["metric"] == 0.5  # the last loss
     assert line["jobs"][0]["target"] is None
@@ -147,11 +169,16 @@ def test_timelines_of_the_history() -> None:
     assert b.scales == {}  # an unsettled report measures nothing
     assert b.deaths == [(50.0, "n4: node lost")]
     assert (a.ended_s, a.phase, b.ended_s, b.phase, b.error) == (
-        60.0, JobPhase.FINISHED, 80.0, JobPhase.FAILED, "ValueError: no",
+        60.0,
+        JobPhase.FINISHED,
+        80.0,
+        JobPhase.FAILED,
+        "ValueError: no",
     )
     n2 = view.nodes["n2"]
     assert [(s.start_s, s.end_s, s.reclaimed_s, s.lost) for s in n2.presences] == [
-        (0.0, 40.25, 40.0, False), (70.0, 91.0, None, False),
+        (0.0, 40.25, 40.0, False),
+        (70.0, 91.0, None, False),
     ]
     assert [(h.job, h.start_s, h.end_s) for h in n2.holds] == [("A", 12.0, 40.25), ("B", 72.0, 80.0)]
     assert [(h.job, h.start_s, h.end_s) for h in view.nodes["n4"].holds] == [("A", 22.0, 30.0), ("B", 31.0, 50.0)]
@@ -232,7 +259,14 @@ def test_job_called_takes_ids_and_newest_of_a_name() -> None:
 def test_ledger_is_checked_by_what_is_passed_in() -> None:
     spans = [
         ev.SamplesCommitted(
-            job="A", round=0, epoch=0, step_from=i, step_to=i + 1, cursor_from=8 * i, cursor_to=8 * i + 8, n_samples=8,
+            job="A",
+            round=0,
+            epoch=0,
+            step_from=i,
+            step_to=i + 1,
+            cursor_from=8 * i,
+            cursor_to=8 * i + 8,
+            n_samples=8,
             index_hash=i,
         )
         for i in range(3)

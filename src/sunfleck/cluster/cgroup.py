@@ -109,9 +109,9 @@ def group_name(pool: str, run_dir: Path) -> str:
     return f"{PREFIX}{plain}-{hashlib.sha256(os.fsencode(run_dir.resolve())).hexdigest()[:10]}"
 
 
-def writable_root(mounts: Path = Path("/proc/self/mounts"), own: Path = Path("/proc/self/cgroup")) -> (
-    tuple[Path, int] | None
-):
+def writable_root(
+    mounts: Path = Path("/proc/self/mounts"), own: Path = Path("/proc/self/cgroup")
+) -> tuple[Path, int] | None:
     """(directory, cgroup version) in which groups with a CPU quota can be made."""
     own_v1, own_v2 = _own_groups(own.read_text())
     candidates: list[tuple[Path, int]] = []

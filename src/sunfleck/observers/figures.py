@@ -308,4 +308,4 @@ def _for_a_page(svg: str) -> str:
     svg = re.sub(r'font: ([^;"]*?px) [^;"]*', r"font: \1 system-ui, sans-serif", svg)
     referred = set(re.findall(r"(?:url\(#|href=\"#)([^)\"]+)", svg))
     svg = re.sub(r' id="([^"]+)"', lambda found: found[0] if found[1] in referred else "", svg)
-    return re.sub(r'<svg ([^>]*?)width="[^"]*"', r'<svg \1', svg, count=1).replace(' height="', ' data-height="', 1)
+    return re.sub(r'<svg ([^>]*?)width="[^"]*"', r"<svg \1", svg, count=1).replace(' height="', ' data-height="', 1)

@@ -67,9 +67,7 @@ class Summary(Struct, frozen=True, kw_only=True):
         return self.node_seconds_used / self.node_seconds_offered if self.node_seconds_offered > 0 else None
 
 
-def summary(
-    view: PoolView, targets: Mapping[str, Target], now_s: float, verify: Verify | None = None
-) -> Summary:
+def summary(view: PoolView, targets: Mapping[str, Target], now_s: float, verify: Verify | None = None) -> Summary:
     """Numbers of a pool up to `now_s`, at which whatever still lasts is cut. `targets`, by job id or job name, come
     before what the jobs themselves ask for."""
     offered, used = node_seconds(view, now_s)
@@ -96,9 +94,7 @@ def summary(
     )
 
 
-def summarise_job(
-    job: JobTimeline, target: Target | None, verify: Verify | None, held_s: float
-) -> JobSummary:
+def summarise_job(job: JobTimeline, target: Target | None, verify: Verify | None, held_s: float) -> JobSummary:
     """One job's numbers; `held_s`: its node-seconds."""
     metric_name = target.metric if target is not None else "loss"
     metric = job.metric(metric_name)

@@ -272,9 +272,7 @@ class PoolView(Struct, kw_only=True):
             elif job.rounds:
                 job.phase = JobPhase.PAUSED
 
-    def _end_stays(
-        self, time_s: float, nodes: tuple[NodeName, ...], *, lost: bool, handback_s: float | None
-    ) -> None:
+    def _end_stays(self, time_s: float, nodes: tuple[NodeName, ...], *, lost: bool, handback_s: float | None) -> None:
         for name in nodes:
             node, stay = self.nodes.get(name), self._stay(name)
             if node is None or stay is None:

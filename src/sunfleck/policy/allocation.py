@@ -35,9 +35,7 @@ class Found:
     kinds: Mapping[JobId, str] | None = None
 
 
-def allocate(
-    snapshot: Snapshot, jobs: Sequence[JobView], tables: Sequence[Table], fair_share: float = 0.0
-) -> Found:
+def allocate(snapshot: Snapshot, jobs: Sequence[JobView], tables: Sequence[Table], fair_share: float = 0.0) -> Found:
     """The best sizes. Raises knapsack.Infeasible when the smallest sizes do not fit."""
     kind_names = sorted({node.kind for node in snapshot.nodes})
     if len(kind_names) > 1:

@@ -159,6 +159,4 @@ def _result(picked: Sequence[Choice], nodes: Mapping[str, int], bound: float, so
         for kind, n in c.use:
             left[kind] -= n
     worth = sum(c.value for c in picked)
-    return ByKind(
-        tuple(c.size for c in picked), tuple(c.kind for c in picked), left, worth, max(bound, worth), solver
-    )
+    return ByKind(tuple(c.size for c in picked), tuple(c.kind for c in picked), left, worth, max(bound, worth), solver)

@@ -138,9 +138,7 @@ class Optimum:
     ) -> allocation.Found:
         return allocation.allocate(snapshot, jobs, [w.table for w in worths], self.options.fair_share)
 
-    def _review_s(
-        self, advice: profiler.Advice, jobs: Sequence[JobView], counts: Mapping[JobId, int]
-    ) -> float | None:
+    def _review_s(self, advice: profiler.Advice, jobs: Sequence[JobView], counts: Mapping[JobId, int]) -> float | None:
         if advice.profiling is not None or self.options.profiler.n_scales <= 0:
             return advice.review_after_s
         known = all(

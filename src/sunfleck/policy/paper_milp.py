@@ -98,9 +98,7 @@ def _solve(
         spec, held = job.spec, set(job.nodes)
         curve = options.curves(job) if options.curves else scaling.fit(job.scales)
         n_max = min(spec.max_nodes, n_nodes)
-        rates = objective.rates_of(
-            spec, curve, max(n_max, len(held), 1), normalised=options.objective == "normalised"
-        )
+        rates = objective.rates_of(spec, curve, max(n_max, len(held), 1), normalised=options.objective == "normalised")
         points = curve_points(spec, n_nodes)
         weights = [build.column(options.t_fwd_s * float(rates[n])) for n in points]
         trivial += options.t_fwd_s * float(rates[points].max())

@@ -143,9 +143,7 @@ def _begun(snapshot: Snapshot, jobs: list[JobView], options: ProfilerOptions, af
     return Advice(None, review_s)
 
 
-def _review_s(
-    job: JobView, stats: ScaleStats | None, arrived: bool, held_s: float, options: ProfilerOptions
-) -> float:
+def _review_s(job: JobView, stats: ScaleStats | None, arrived: bool, held_s: float, options: ProfilerOptions) -> float:
     """When the scale will probably be known: from the spread and the pace of its reports so far."""
     if not arrived:
         move = job.costs.rescale_up_s if job.nodes else job.costs.start_s

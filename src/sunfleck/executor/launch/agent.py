@@ -59,9 +59,7 @@ class Agent:
         self.links: dict[int, ZygoteLink] = {}
         self.zygotes = Zygotes(run_dir, 120.0, self.on_new_zygote)
         self.uplink = Uplink(endpoint, self.poller, self.hello)
-        self.sockets = WorkerSockets(
-            socket_path(run_dir / f"a-{node.name}"), self.poller, self.on_worker_message
-        )
+        self.sockets = WorkerSockets(socket_path(run_dir / f"a-{node.name}"), self.poller, self.on_worker_message)
         self.pid_path = run_dir / f"a-{node.name}.pid"
         self.leaving = False
         self.done = False
@@ -73,9 +71,7 @@ class Agent:
     def hello(self) -> wire.Hello:
         """Workers that count against the node come first: the job of the first one holds it."""
         workers = sorted(self.workers, key=lambda name: not self.workers[name].order.limited)
-        return wire.Hello(
-            protocol=wire.PROTOCOL, node=self.node, agent_pid=os.getpid(), workers=tuple(workers)
-        )
+        return wire.Hello(protocol=wire.PROTOCOL, node=self.node, agent_pid=os.getpid(), workers=tuple(workers))
 
     # -- the loop ------------------------------------------------------------------------------------------------
 

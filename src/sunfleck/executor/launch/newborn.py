@@ -29,9 +29,7 @@ PR_SET_PDEATHSIG = 1
 libc = ctypes.CDLL(None, use_errno=True)
 
 
-def settle(
-    parent: int, cgroups: Sequence[str], affinity: Sequence[int] | None, umask: int | None
-) -> None:
+def settle(parent: int, cgroups: Sequence[str], affinity: Sequence[int] | None, umask: int | None) -> None:
     """What a worker must be before any code of its user runs. Called in the new process."""
     if os.getpid() != os.getsid(0):
         os.setsid()

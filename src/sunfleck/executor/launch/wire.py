@@ -273,9 +273,7 @@ class SaveNow(WorkerCommand, frozen=True, kw_only=True):
     """Write a checkpoint at the next boundary and go on."""
 
 
-AgentMessage: TypeAlias = (
-    Hello | Heartbeat | WorkerStarted | WorkerExited | FromWorker | Goodbye
-)
+AgentMessage: TypeAlias = Hello | Heartbeat | WorkerStarted | WorkerExited | FromWorker | Goodbye
 ControllerMessage: TypeAlias = (
     Welcome | Refused | HeartbeatAck | SayHello | StartWorker | ToWorker | StopWorker | LeaveNode
 )

@@ -1,7 +1,7 @@
 """An agent's way to the zygotes of its host: find or start the right one, ask it for workers, hear of their ends.
 
-    python -m sunfleck.executor.launch.zygotes RUN_DIR MODULE,..      start that zygote ahead of its first use, and
-                                                                      end when it is ready
+python -m sunfleck.executor.launch.zygotes RUN_DIR MODULE,..      start that zygote ahead of its first use, and
+                                                                  end when it is ready
 """
 
 from __future__ import annotations
