@@ -246,9 +246,8 @@ def up(flags: Mapping[str, Any] | None = None, *, fresh: bool = False, timeout_s
             pool.close()
             raise SunfleckError(_last_words(log, start) or f"the controller ended at once; see {log}")
         try:
-            if _endpoint_pid(config) == process.pid:
-                if not pool.status(2.0).warming:
-                    return pool
+            if _endpoint_pid(config) == process.pid and not pool.status(2.0).warming:
+                return pool
         except PoolUnavailable:
             pass
         if time.monotonic() >= deadline:

@@ -164,5 +164,6 @@ class World:
 
     def rejoin(self) -> None:
         for name in sorted(self.alive):
-            holders = {name: job for job, nodes in self.running.items() if name in nodes}
-            self.send(e.NodesJoined(nodes=(NodeSpec(name=name),), holding=holders))
+            holder = next((job for job, nodes in self.running.items() if name in nodes), None)
+            holding = {} if holder is None else {name: holder}
+            self.send(e.NodesJoined(nodes=(NodeSpec(name=name),), holding=holding))
