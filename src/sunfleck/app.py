@@ -127,6 +127,13 @@ def policy_options(config: Config) -> dict[str, object]:
     return given
 
 
+def _remember(path: Path, config: Config) -> None:
+    """Beside, then renamed: a full disk must not cost the pool its settings."""
+    beside = path.with_suffix(".new")
+    beside.write_bytes(msgspec.json.format(msgspec.json.encode(config)))
+    beside.replace(path)
+
+
 def move_aside(pool_dir: Path) -> None:
     """`--fresh`: keep the old journal and jobs under a dated name, and begin with none."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
@@ -154,7 +161,7 @@ def run(config: Config, *, fresh: bool = False, ready: Callable[[], None] | None
             move_aside(pool_dir)
         jobs_dir = private_dir(pool_dir / "jobs")
         private_dir(config.run_dir)
-        (pool_dir / REMEMBERED).write_bytes(msgspec.json.format(msgspec.json.encode(config)))
+        _remember(pool_dir / REMEMBERED, config)
         clock = WallClock()
         emit: Callable[[Item], None] = clock.put
         controller = Controller(ControllerConfig(leave_grace_s=config.leave_grace_s, capacity=config.n_nodes))

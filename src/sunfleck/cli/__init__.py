@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 
 import click
@@ -25,6 +26,9 @@ COMMANDS = {
     "estimate": "sunfleck.cli.sim:estimate",
 }
 """Name -> where it is. Loaded when called, so that `sunfleck --help` answers at once."""
+
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+"""What a disk says that takes no more: no fault of ours, so no traceback."""
 
 
 class LazyGroup(click.Group):
@@ -75,3 +79,11 @@ def main() -> None:
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(141)
+    except OSError as error:
+        if error.errno not in DISK_ERRORS:
+            raise
+        where = f" ({error.filename})" if error.filename else ""
+        click.echo(
+            f"sunfleck: {error.strerror}{where}: free space there, or choose another folder with --home", err=True
+        )
+        sys.exit(1)

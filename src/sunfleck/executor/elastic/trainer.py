@@ -24,6 +24,7 @@ import torch.utils.serialization.config  # for saving and sending state
 from sunfleck.core.errors import InvalidRequest
 from sunfleck.executor.launch.wire import Done, Raised
 
+from . import outputs
 from .evaluation import Evaluator
 from .lineage import Lineage
 from .link import Link
@@ -70,6 +71,7 @@ class Run:
         worker = os.environ.get("SUNFLECK_WORKER", "alone")
         rounds = Rounds(link, worker, os.environ.get("SUNFLECK_JOB", "alone"), self.device)
         if link is not None:
+            outputs.outlive_full_disk()
             torch.set_num_threads(max(1, round(float(os.environ.get("SUNFLECK_NODE_CPUS", "1")))))
         folder = os.environ.get("SUNFLECK_JOB_DIR") if link is not None else None
         self._lineage = Lineage(Path(folder) / "checkpoints" if folder else None)
