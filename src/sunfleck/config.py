@@ -7,6 +7,7 @@ below as keys. Environment: SUNFLECK_ and the upper-case field name. The pool's 
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import stat
 import tempfile
@@ -99,6 +100,11 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 def _check(config: Config) -> Config:
     def refuse(what: str) -> None:
         raise InvalidRequest(what)
+
+    for field in msgspec.structs.fields(Config):
+        value = getattr(config, field.name)
+        if isinstance(value, float) and not math.isfinite(value):
+            refuse(f"{field.name} must be a finite number, not {value}")
 
     if not config.pool or "/" in config.pool or config.pool.startswith("."):
         refuse(f"{config.pool!r} cannot name a pool: use letters, digits, '-' and '_'")

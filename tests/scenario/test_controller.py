@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from sunfleck.core import events as e
 from sunfleck.core.commands import ReleaseNodes, RescaleJob, Solve
 from sunfleck.core.model import JobPhase, JobSpec, Plan, PlannedJob
@@ -284,6 +286,9 @@ def test_jobs_that_can_never_run_are_refused_with_the_fix():
     controller = World(capacity=8).controller
     assert "lower MIN" in controller.refusal(JobSpec(name="a", min_nodes=9, max_nodes=9))
     assert "MIN <= MAX" in controller.refusal(JobSpec(name="a", min_nodes=3, max_nodes=2))
+    for weight in (0.0, -1.0, math.inf, math.nan):
+        assert "weight" in controller.refusal(JobSpec(name="a", weight=weight))
+    assert "deadline_s" in controller.refusal(JobSpec(name="a", deadline_s=math.nan))
     assert controller.refusal(JobSpec(name="a", min_nodes=1, max_nodes=99)) is None
 
 

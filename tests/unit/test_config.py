@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import os
 import stat
 
@@ -65,7 +66,16 @@ def test_a_bad_environment_variable_is_refused(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "flags", [{"nodes": -1}, {"node_cpus": -1.0}, {"port": 70000}, {"pool": "a/b"}, {"pool": ".."}, {"patience_s": 0}]
+    "flags",
+    [
+        {"nodes": -1},
+        {"node_cpus": -1.0},
+        {"port": 70000},
+        {"pool": "a/b"},
+        {"pool": ".."},
+        {"patience_s": 0},
+        {"node_cpus": math.nan},
+    ],
 )
 def test_values_out_of_range_are_refused(flags):
     with pytest.raises(InvalidRequest):

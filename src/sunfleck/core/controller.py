@@ -7,6 +7,7 @@ event and is dropped when the generation has moved on. At most one Solve is unde
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -101,8 +102,12 @@ class Controller:
             return f"MAX ({spec.max_nodes}) is below MIN ({spec.min_nodes}); give --nodes MIN:MAX with MIN <= MAX"
         if spec.multiple < 1:
             return f"the node multiple must be at least 1, not {spec.multiple}"
-        if not spec.weight > 0:
-            return f"the weight must be above 0, not {spec.weight}"
+        if not 0 < spec.weight < math.inf:
+            return f"the weight must be a number above 0, not {spec.weight}"
+        for name in ("total_samples", "deadline_s"):
+            value = getattr(spec, name)
+            if value is not None and not 0 < value < math.inf:
+                return f"{name} must be a number above 0, not {value}"
         capacity = self.config.capacity
         if capacity is not None and spec.min_nodes > capacity:
             return (
@@ -332,9 +337,10 @@ class Controller:
             return
         job.step, job.epoch, job.samples = event.step, event.epoch, event.samples
         job.metrics.update(event.metrics)
-        if event.samples_per_s is not None and event.n_nodes == len(job.observed):
-            job.samples_per_s = event.samples_per_s
-            scales.observe(job.scales, event.n_nodes, event.samples_per_s, event.dt_s)
+        rate = event.samples_per_s
+        if rate is not None and 0 < rate < math.inf and event.n_nodes == len(job.observed):
+            job.samples_per_s = rate
+            scales.observe(job.scales, event.n_nodes, rate, event.dt_s)
             self.state.n_measured += 1
 
     def _on_checkpoint_saved(self, event: e.CheckpointSaved) -> None:
