@@ -322,9 +322,9 @@ def _last_words(log: Path, start: int) -> str:
     with log.open("rb") as file:
         file.seek(start)
         lines = file.read()[-4000:].decode(errors="replace").strip().splitlines()
-    if not lines:
-        return ""
-    return lines[-1].removeprefix("sunfleck: ")
+    # Others may write to the same log: a second controller that was started at the same moment, say.
+    said = [line for line in lines if line.startswith("sunfleck: ")] or lines[-1:]
+    return said[-1].removeprefix("sunfleck: ") if said else ""
 
 
 def remove(config: Config) -> None:

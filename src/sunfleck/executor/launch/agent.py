@@ -313,7 +313,7 @@ def tail(path: str) -> str:
             text = file.read(TAIL_BYTES).decode(errors="replace")
     except OSError as error:
         return f"({path} cannot be read: {error.strerror})"
-    return "\n".join(deque(text.splitlines(), TAIL_LINES))
+    return "\n".join(line[:LINE_CHARS] for line in deque(text.splitlines(), TAIL_LINES))
 
 
 def say(text: str) -> None:
