@@ -37,7 +37,7 @@ from .zygotes import THREAD_COUNTS, StartRequest, ZygoteLink, Zygotes, reap, soc
 
 TERM_GRACE_S = 2.0
 """What workers get when the agent is told to go by SIGTERM, a refusal or the end of patience."""
-TAIL_BYTES, TAIL_LINES = 8192, 20
+TAIL_BYTES, TAIL_LINES, LINE_CHARS = 8192, 20, 300
 
 
 class _Worker:
