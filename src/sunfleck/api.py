@@ -271,6 +271,8 @@ def settings(flags: Mapping[str, Any] | None, fresh: bool = False) -> Config:
             raise InvalidRequest(
                 f"{base.pool_dir / REMEMBERED} cannot be read ({error}); start with --fresh to begin anew"
             ) from None
+        if not isinstance(remembered, dict):
+            raise InvalidRequest(f"{base.pool_dir / REMEMBERED} holds no settings; start with --fresh to begin anew")
     remembered.pop("home", None)
     remembered.pop("pool", None)
     return load(flags, remembered)
@@ -278,7 +280,7 @@ def settings(flags: Mapping[str, Any] | None, fresh: bool = False) -> Config:
 
 def parse_target(text: str) -> Target:
     """METRIC>=VALUE or METRIC<=VALUE as a Target. Raises InvalidRequest."""
-    match = re.fullmatch(r"\s*([\w.\-/]+)\s*(>=|<=)\s*([-+0-9.eE]+)\s*", text)
+    match = re.fullmatch(r"\s*([\w.\-/]+)\s*(>=|<=)\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*", text)
     if match is None:
         raise InvalidRequest(f"{text!r} is not METRIC>=VALUE or METRIC<=VALUE, for example 'accuracy>=0.97'")
     return Target(metric=match[1], value=float(match[3]), at_least=match[2] == ">=")

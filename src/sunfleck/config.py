@@ -160,7 +160,10 @@ def load(flags: Mapping[str, Any] | None = None, remembered: Mapping[str, Any] |
             environment[name] = tuple(filter(None, value.split(","))) if name == "warm" else value
     take("environment (SUNFLECK_...)", environment)
     if remembered:
-        take("the pool's remembered settings", {k: v for k, v in remembered.items() if k in fields})
+        take(
+            "the settings that the pool remembers (--fresh begins without them)",
+            {k: v for k, v in remembered.items() if k in fields},
+        )
     take("command line", {k: v for k, v in (flags or {}).items() if v is not None})
     return _check(msgspec.convert(given, Config, strict=False))
 

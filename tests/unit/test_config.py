@@ -6,6 +6,7 @@ import stat
 
 import pytest
 
+from sunfleck import api
 from sunfleck.config import Config, load, private_dir
 from sunfleck.core.errors import InvalidRequest
 
@@ -104,3 +105,19 @@ def test_private_dir_refuses_links_and_files(tmp_path):
     for name in ("link", "file", "file/below"):
         with pytest.raises(InvalidRequest):
             private_dir(tmp_path / name)
+
+
+@pytest.mark.parametrize("text", ["[1]", "{", '{"node_cpus": null}'])
+def test_damaged_remembered_settings_are_named_with_the_way_out(tmp_path, monkeypatch, text):
+    monkeypatch.setenv("SUNFLECK_HOME", str(tmp_path))
+    folder = private_dir(tmp_path / "pools" / "default")
+    (folder / api.REMEMBERED).write_text(text)
+    with pytest.raises(InvalidRequest, match="--fresh"):
+        api.settings({})
+    assert api.settings({}, fresh=True).pool == "default"
+
+
+def test_the_last_words_are_those_of_the_controller_that_ended(tmp_path):
+    log = tmp_path / "controller.log"
+    log.write_text("older\nsunfleck: it is already up\n2026-01-01 00:00:00,000 INFO sunfleck: the other is up\n")
+    assert api._last_words(log, len("older\n")) == "it is already up"

@@ -56,7 +56,13 @@ def test_submit_gives_ids_in_order(desk):
 
 @pytest.mark.parametrize(
     ("fields", "says"),
-    [({"min_nodes": 9, "max_nodes": 9}, "at most 8"), ({"min_nodes": 5}, "MIN <= MAX"), ({"weight": 0.0}, "weight")],
+    [
+        ({"min_nodes": 9, "max_nodes": 9}, "at most 8"),
+        ({"min_nodes": 5}, "MIN <= MAX"),
+        ({"weight": 0.0}, "weight"),
+        ({"weight": float("inf")}, "weight"),
+        ({"weight": 1e300}, "weight"),
+    ],
 )
 def test_a_job_that_can_never_run_is_refused_and_leaves_no_trace(desk, fields, says):
     with pytest.raises(InvalidRequest, match=says):

@@ -53,7 +53,10 @@ def up(foreground: bool, fresh: bool, warm: str | None, **flags: Any) -> None:
 def down(pool: str | None, home: str | None) -> None:
     """Save every job, hand back every node, end the pool. `sunfleck up` goes on from there."""
     with api.connect(pool, home=home) as found:
+        unwritten = [warning for warning in found.status().warnings if warning.startswith("journal:")]
         found.down()
+        for warning in unwritten:
+            click.echo(f"note: what happened since is not on disk: {warning}", err=True)
         click.echo(f"pool {found.name} is down")
 
 

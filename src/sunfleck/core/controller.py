@@ -52,6 +52,10 @@ class ControllerConfig:
     """What a new job's changes of size are assumed to cost until they are measured."""
 
 
+MIN_WEIGHT, MAX_WEIGHT = 1e-6, 1e6
+"""A weight beyond (infinity, say) would drown every other job in rounding errors, or leave the policy no number."""
+
+
 class Controller:
     """handle(event, now) -> commands. Total (any event in any state), deterministic, and free of side effects."""
 
@@ -102,8 +106,8 @@ class Controller:
             return f"MAX ({spec.max_nodes}) is below MIN ({spec.min_nodes}); give --nodes MIN:MAX with MIN <= MAX"
         if spec.multiple < 1:
             return f"the node multiple must be at least 1, not {spec.multiple}"
-        if not 0 < spec.weight < math.inf:
-            return f"the weight must be a number above 0, not {spec.weight}"
+        if not MIN_WEIGHT <= spec.weight <= MAX_WEIGHT:
+            return f"the weight must be above 0, from {MIN_WEIGHT:g} to {MAX_WEIGHT:g}, not {spec.weight:g}"
         for name in ("total_samples", "deadline_s"):
             value = getattr(spec, name)
             if value is not None and not 0 < value < math.inf:
