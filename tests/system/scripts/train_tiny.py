@@ -26,6 +26,7 @@ loader = DataLoader(TensorDataset(x, y), batch_size=32, shuffle=True)
 run = sunfleck.elastic.init(checkpoint_s=1.0)
 model, optimizer, loader = run.prepare(model, optimizer, loader)
 for epoch in run.epochs(args.epochs):
+    loss = torch.zeros(())  # a worker that joins after the epoch's last step has no step in this epoch
     for a, b in loader:
         loss = torch.nn.functional.mse_loss(model(a), b)
         optimizer.zero_grad()

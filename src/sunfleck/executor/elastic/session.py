@@ -405,7 +405,8 @@ class Session:
         by_round: dict[int, list[Span]] = {}
         for number, span in self.lineage.book.entries[-n_entries:]:
             by_round.setdefault(number, []).append(span)
-        for number, spans in by_round.items():
+        # The last report, without spans, says how far the lineage has come by now.
+        for number, spans in [*by_round.items(), (rounds.number, [])]:
             rounds.say(
                 StepReport(
                     round=number,

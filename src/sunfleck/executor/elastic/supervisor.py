@@ -224,7 +224,7 @@ class Supervisor:
                     index_hash=span.index_hash,
                 )
             )
-        if report.dt_s <= 0:
+        if report.dt_s <= 0 and report.spans:
             return  # an earlier round's ledger, said again
         self._emit(
             Progress(
