@@ -234,6 +234,19 @@ def test_a_restarted_controller_adopts_what_runs(either: Nodes) -> None:
     assert not [pid for pid in pids if alive(pid)]
 
 
+def test_agents_of_nodes_that_the_pool_has_no_more_are_not_left_behind(either: Nodes) -> None:
+    either.start(n_nodes=2)
+    either.joined(2)
+    pids = either.family("node1")
+    agents = {h.node.name: h.agent_pid for h in either.pool.listener.hellos}
+    either.restart_controller()
+    either.start(n_nodes=1)
+    either.joined(1)
+    wait_for(lambda: not [pid for pid in [agents["node1"], *pids] if alive(pid)])
+    assert alive(agents["node0"])
+    assert not either.of(NodesJoined, "node1")
+
+
 def test_an_offer_that_ended_while_the_controller_was_away(nodes: Nodes) -> None:
     epoch_s = time.time()
     offers = [Offer(start_s=0.0, end_s=3.0, node=0, grace_s=5.0)]
