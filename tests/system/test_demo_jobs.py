@@ -82,18 +82,6 @@ def test_a_script_stops_at_its_target() -> None:
     assert len(values) < 20
 
 
-@pytest.mark.system
-@pytest.mark.slow
-@pytest.mark.parametrize("job", [j.spec.name for j in demo_jobs()])
-def test_a_job_reaches_its_target(job: str) -> None:
-    this = next(j for j in demo_jobs() if j.spec.name == job)
-    assert this.spec.program is not None
-    reports = run_alone(job, list(this.spec.program.args), timeout_s=115.0)
-    target = this.spec.target
-    assert target is not None
-    assert target.reached(reports[-1][target.metric])
-
-
 def test_the_job_list_names_scripts_that_exist_and_a_queue_in_order() -> None:
     jobs = demo_jobs(seed=3)
     assert len(jobs) == 4
