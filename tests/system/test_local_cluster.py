@@ -242,7 +242,8 @@ def test_agents_of_nodes_that_the_pool_has_no_more_are_not_left_behind(either: N
     either.restart_controller()
     either.start(n_nodes=1)
     either.joined(1)
-    wait_for(lambda: not [pid for pid in [agents["node1"], *pids] if alive(pid)])
+    wait_for(lambda: either.of(NodesLost, "node1"))
+    assert not [pid for pid in [agents["node1"], *pids] if alive(pid)]
     assert alive(agents["node0"])
     assert not either.of(NodesJoined, "node1")
 

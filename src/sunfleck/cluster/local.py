@@ -213,17 +213,14 @@ class LocalCluster:
             self._follow(node, pid, None)
 
     def _dismiss_strangers(self) -> None:
-        """Agents of an earlier, larger pool: they would wait for ever new controllers that have no place for them."""
+        """Agents of an earlier, larger pool would wait for ever new controllers that have no place for them."""
         for path in self._run_dir.glob("a-*.pid"):
             name = path.stem.removeprefix("a-")
-            pid = None if name in self._nodes else pid_from(path, [AGENT, str(self._run_dir)])
-            if pid is not None:
-                log.warning("%s is no node of this pool any more: its agent is killed", name)
-                self._kill_stranger(name, pid)
-                path.unlink(missing_ok=True)
-
-    def _kill_stranger(self, name: str, pid: int) -> None:
-        Watched(self._agents, pid, None, lambda _: self._sweep_marked(name, lambda: None)).kill()
+            if name not in self._nodes:
+                spec = NodeSpec(name=name, cpus=self._shares.node_cpus)
+                stranger = self._nodes[name] = _Node(spec, Timetable([]))  # never ours again
+                self._adopt(stranger)
+                self._kill(stranger, "no node of this pool any more")
 
     def _start_agent(self, node: _Node) -> None:
         name = node.spec.name
@@ -329,13 +326,10 @@ class LocalCluster:
         if self._shares.limited:
             then()
             return
-        self._sweep_marked(node.spec.name, then)
-
-    def _sweep_marked(self, name: str, then: Callable[[], None]) -> None:
         found = importlib.util.find_spec("sunfleck.executor.launch.zygote")
         assert found is not None
         assert found.origin is not None
-        mark = f"SUNFLECK_AGENT_SOCKET={self._run_dir / ('a-' + name)}"
+        mark = f"SUNFLECK_AGENT_SOCKET={self._run_dir / ('a-' + node.spec.name)}"
         child = subprocess.Popen([sys.executable, "-S", found.origin, "sweep", mark], stdin=subprocess.DEVNULL)
         Watched(self._agents, child.pid, child, lambda _: then())
 
