@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -262,6 +263,19 @@ def test_round_numbers_outlive_the_controller(world: World, tmp_path: Path) -> N
     later.box.rescale("j", SPEC, ("a",), 5.0)
     later.say(worker("a"), READY)
     assert later.notes.take(FormRound)[0][1].round == 2
+
+
+def test_a_full_disk_keeps_no_round_from_being_formed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Path, text: str, **_: Any) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    train(world, "a", "b")
+    monkeypatch.setattr(Path, "write_text", full)
+    world.exit(worker("b"), -9)
+    form: FormRound = world.notes.take(FormRound)[-1][1]
+    assert form.members == ("j@a#0",)
+    assert (world.folder / "j" / "round").read_text() == str(form.round)
+    assert not list((world.folder / "j").glob(".round*"))
 
 
 def test_a_new_controller_asks_what_it_finds(tmp_path: Path) -> None:

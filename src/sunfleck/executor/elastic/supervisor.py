@@ -5,6 +5,7 @@ Decides nothing about membership. Runs in the fabric's thread.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -53,6 +54,8 @@ from .membership import Membership
 from .roster import Ask, Emit, End, Ending, Form, Instruction, Kill, Start
 from .store import JOB as STORE_JOB
 from .stores import Stores
+
+log = logging.getLogger(__name__)
 
 MIN_TIMEOUT_S, MAX_TIMEOUT_S = 30.0, 120.0
 """A rank that lets the others wait this long hangs: 30 steps, within these bounds; the longer until steps are measured
@@ -355,12 +358,21 @@ class Supervisor:
             return -1
 
     def _write_round(self, job: str, number: int) -> None:
-        """The ledger orders rounds by number, so a job that is resumed by a new controller must not reuse one."""
+        """The ledger orders rounds by number, so a job that is resumed by a new controller must not reuse one. A full
+        disk must not keep a round from being formed: the few digits then go where the last ones are."""
         folder = self._jobs_dir / job
-        folder.mkdir(parents=True, exist_ok=True)
         beside = folder / f".round.{os.getpid()}"
-        beside.write_text(str(number))
-        os.replace(beside, folder / "round")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            try:
+                beside.write_text(str(number))
+                os.replace(beside, folder / "round")
+            except OSError:
+                beside.unlink(missing_ok=True)
+                with (folder / "round").open("r+") as file:
+                    file.write(str(number))
+        except OSError as error:
+            log.warning("the number of round %d of %s cannot be kept: %s", number, job, error.strerror)
 
 
 def _warm(spec: JobSpec) -> tuple[str, ...]:
