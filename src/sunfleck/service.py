@@ -23,6 +23,8 @@ from sunfleck.observers.views import CurvePoint, ExplainView, JobRow, NodeRow, P
 from sunfleck.policy.scaling import fit
 
 Reply = Callable[[Any], None]
+STUCK_S = 20.0
+"""A job with workers that reports nothing for this long gets a word about it."""
 
 
 class Service:
@@ -88,7 +90,7 @@ class Service:
                 started_s=self._started_s,
                 generation=state.generation,
                 nodes=tuple(_node_row(controller, name, node) for name, node in sorted(state.nodes.items())),
-                jobs=tuple(_job_row(controller, job) for job in state.jobs.values()),
+                jobs=tuple(_job_row(controller, job, now) for job in state.jobs.values()),
                 plan=_plan_row(controller),
                 profiling=state.profiling,
                 n_reclaims=state.n_reclaims,
@@ -130,9 +132,9 @@ class Service:
         )
         reply(
             ExplainView(
-                row=_job_row(controller, found),
+                row=_job_row(controller, found, now),
                 now_s=now,
-                reason=found.reason,
+                reason=stuck(found, now) or found.reason,
                 details=tuple(_details(controller, found)),
                 curve=tuple(points),
                 costs=found.costs,
@@ -222,7 +224,7 @@ def _node_row(controller: Controller, name: str, node: NodeState) -> NodeRow:
     )
 
 
-def _job_row(controller: Controller, job: JobState) -> JobRow:
+def _job_row(controller: Controller, job: JobState, now: float) -> JobRow:
     profiling = controller.state.profiling
     return JobRow(
         job=job.job,
@@ -243,7 +245,7 @@ def _job_row(controller: Controller, job: JobState) -> JobRow:
         target=job.spec.target,
         n_rescales=job.n_rescales,
         profiling=profiling is not None and profiling.job == job.job,
-        reason=job.error or job.reason if job.phase is JobPhase.FAILED else job.reason,
+        reason=job.error or job.reason if job.phase is JobPhase.FAILED else stuck(job, now) or job.reason,
     )
 
 
@@ -260,6 +262,21 @@ def _plan_row(controller: Controller) -> PlanRow | None:
         gap=state.plan.gap,
         generation=state.generation,
     )
+
+
+def stuck(job: JobState, now: float) -> str:
+    """What a user should know of a job that has workers and does not train; empty when all is well."""
+    if job.phase is JobPhase.STARTING and job.requested and now - job.phase_since_s > STUCK_S:
+        return (
+            f"no worker has reached its first epoch for {now - job.phase_since_s:.0f} s: "
+            f"see `sunfleck logs {job.job}`; a script that never iterates run.epochs() never trains"
+        )
+    if job.phase is JobPhase.RUNNING and now - max(job.progress_s, job.phase_since_s) > STUCK_S:
+        return (
+            f"no progress for {now - max(job.progress_s, job.phase_since_s):.0f} s: a long step or evaluation, or "
+            f"a worker that hangs (it is replaced after at most two minutes); see `sunfleck logs {job.job}`"
+        )
+    return ""
 
 
 def _details(controller: Controller, job: JobState) -> list[str]:

@@ -107,6 +107,17 @@ def test_explain_answers_by_id_and_by_name_with_curve_and_reason(desk):
     assert view.log_path == "/logs/j1"
 
 
+def test_a_job_that_never_trains_says_so(desk):
+    desk.ask("submit", spec=spec())
+    desk.world.join("n1")
+    desk.world.settle()
+    desk.ask("submit", spec=spec(name="silent"))
+    desk.world.now += 60
+    assert "no progress for 60 s" in desk.ask("status").jobs[0].reason
+    desk.world.send(e.Progress(job="j1", round=0, n_nodes=1, step=1, epoch=0, samples=9, dt_s=1.0))
+    assert "no progress" not in desk.ask("explain", job="j1").reason
+
+
 def test_an_unknown_job_and_an_ambiguous_name_are_said(desk):
     with pytest.raises(InvalidRequest, match="sunfleck jobs"):
         desk.ask("explain", job="nope")

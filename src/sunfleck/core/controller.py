@@ -319,6 +319,7 @@ class Controller:
             job.samples_per_s = None
         job.observed = frozenset(n for n in now_nodes if n in self.state.nodes)
         job.round, job.round_size = event.round, len(now_nodes)
+        job.progress_s = self._turn.now
         job.step = event.step
         job.trained = True
         if job.phase in (JobPhase.STARTING, JobPhase.RUNNING):
@@ -340,6 +341,7 @@ class Controller:
         if job is None or event.round < job.round:
             return
         job.step, job.epoch, job.samples = event.step, event.epoch, event.samples
+        job.progress_s = self._turn.now
         job.metrics.update(event.metrics)
         rate = event.samples_per_s
         if rate is not None and 0 < rate < math.inf and event.n_nodes == len(job.observed):

@@ -109,6 +109,8 @@ class JobState:
     scales: dict[int, ScaleStats] = field(default_factory=dict)
     """By size; shared (the same dict) between jobs of one architecture."""
     size_since_s: float = 0.0
+    progress_s: float = 0.0
+    """When it last reported progress or formed a round."""
     n_rescales: int = 0
     n_losses: int = 0
     """Rounds that ended by an unplanned death."""
