@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 import time
@@ -327,8 +326,3 @@ def _last_words(log: Path, start: int) -> str:
     # Others may write to the same log: a second controller that was started at the same moment, say.
     said = [line for line in lines if line.startswith("sunfleck: ")] or lines[-1:]
     return said[-1].removeprefix("sunfleck: ") if said else ""
-
-
-def remove(config: Config) -> None:
-    """Delete everything that a pool that is not running has left on disk."""
-    shutil.rmtree(config.pool_dir, ignore_errors=True)

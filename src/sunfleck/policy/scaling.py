@@ -20,6 +20,7 @@ has no cliff at the edge of what is known.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -64,12 +65,12 @@ def relative_error(stats: ScaleStats) -> float:
     return float((variance / stats.n_reports) ** 0.5 / stats.mean_per_s)
 
 
-class Curve:
+class Curve(ABC):
     """Throughput in samples/s as a function of the number of nodes; 0 at 0 nodes. Subclasses define `per_s`."""
 
+    @abstractmethod
     def per_s(self, n: object) -> Floats:
         """Samples/s at `n` nodes: a number or an array of numbers >= 0 (any shape is kept)."""
-        raise NotImplementedError
 
     def at(self, n: float) -> float:
         """Samples/s at `n` nodes, as a plain number."""
